@@ -130,7 +130,12 @@ def spark() -> Iterator[SparkSession]:
         need(str(error))
     # As the demo does with little data; what is not little asks for `compiled_spark`. And no note of the line that made each
     # column: that is most of what it costs to make one.
-    settings = {**SMALL, "spark.python.sql.dataFrameDebugging.enabled": "false"}
-    session = local_session("tests", master="local[2,4]", settings=settings)
+    settings = {
+        **SMALL,
+        "spark.sql.shuffle.partitions": "1",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+    }
+    # A task that fails is tried three times.
+    session = local_session("tests", master="local[2,3]", settings=settings)
     yield session
     session.stop()

@@ -1,4 +1,4 @@
-"""The demo's second half where Spark cannot run. Where it can: tests/spark/test_report.py, which has a session."""
+"""The demo's second half where Spark cannot run. Where it can: tests/spark/test_lake.py, which has a session."""
 
 from __future__ import annotations
 

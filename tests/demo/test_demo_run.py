@@ -15,7 +15,7 @@ from taskharbor.demo.run import WorkerGone, WorkerProcesses
 
 
 def demo(*args: str) -> subprocess.CompletedProcess[str]:
-    """Without its second half, which tests/spark/test_report.py runs in a session that is already there."""
+    """Without its second half, which tests/spark/test_lake.py runs in a session that is already there."""
     command = [sys.executable, "-m", "taskharbor", "demo", "--jobs", "400", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 

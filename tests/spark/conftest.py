@@ -11,26 +11,49 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark.compiling import compiling
+from taskharbor.client import Client
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
-OWN_CLUSTERS = {"test_cluster.py", "test_of_a_task_that_runs_twice_at_once_only_one_copy_counts"}
-"""Files and tests."""
+OWN_CLUSTERS = "test_cluster.py"
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            group = "spark" if OWN_CLUSTERS.isdisjoint((item.path.name, item.name)) else "clusters"
+            group = "clusters" if item.path.name == OWN_CLUSTERS else "spark"
             item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture
 def compiled_spark(spark: SparkSession) -> Iterator[SparkSession]:
-    """For many rows, for what Spark does only while it adapts a query, and to show that results are the same either way."""
+    """The session as users have it: queries compiled, and adapted on the way. The session of the tests does neither, as rows
+    are few."""
+    from spark.stores import compiling
+
     with compiling(spark):
         yield spark
+
+
+@pytest.fixture
+def small_batches(spark: SparkSession) -> Iterator[SparkSession]:
+    """So that a partition is many batches, and one that dies has staged some of them."""
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    spark.conf.set(name, "100")
+    yield spark
+    spark.conf.unset(name)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Of a file that is not there yet."""
+    return f"sqlite:///{tmp_path}/jobs.db"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
+        yield client

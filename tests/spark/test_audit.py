@@ -1,360 +1,407 @@
-"""The audit on rows made by hand: exact rows in, exact violation out; and nothing where nothing is wrong.
+"""The audit: exact rows in, exact violation out; no false alarm on what drivers write; and made-up histories, whose planted
+violations it finds.
 
 All cases are audited together, each as a source of its own: starting Spark jobs costs more than running them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
+import re
 from collections import Counter, defaultdict
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from click.testing import CliRunner
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 
-from taskharbor.bulk.tables import ATTEMPTS
+from spark.histories import LIMIT, NO_LEASE, START, Row, Told, at, frames, life_on, live, row
+from spark.stores import compiling, connected
+from taskharbor.cli.root import root
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import SECOND, JobState
+from taskharbor.spark.audit import Kind, audit, audit_store
+from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
+from taskharbor_testkit.histories import generate, queue_limits
+from taskharbor_testkit.histories.plan import DEFAULT_QUEUES, make_plan
+from taskharbor_testkit.histories.planting import PLANTERS
+from taskharbor_testkit.histories.slot import SlotDay
+from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
+from taskharbor_testkit.simulation.scenario import write_scenario
+from taskharbor_testkit.simulation.world import World
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-START = datetime(2026, 3, 1, 12, tzinfo=UTC)
-Row = dict[str, Any]
-
-
-def at(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
-
-
-def lease(
-    seq: int, job: str, fence: int, start: float, end: float, outcome: str = "done", **other: Any
-) -> Row:
-    """A row that ended a lease of 30 seconds; instants in seconds."""
-    state = {"retried": "scheduled", "released": "ready", "expired": "ready"}.get(outcome, outcome)
-    row: Row = {
-        "seq": seq,
-        "job_id": job,
-        "queue": "q",
-        "type": "t",
-        "key": None,
-        "priority": 0,
-        "fence": fence,
-        "worker": "w",
-        "created_at": 0,
-        "run_at": 0,
-        "reserved_at": start,
-        "lease_expires_at": start + 30,
-        "ended_at": end,
-        "outcome": outcome,
-        "state": state,
-        "error_type": None,
-        "error_message": None,
-        "payload_size": 0,
-    }
-    return row | other
-
-
-def unleased(seq: int, job: str, fence: int, end: float, outcome: str, state: str, **other: Any) -> Row:
-    return lease(
-        seq,
-        job,
-        fence,
-        0,
-        end,
-        outcome,
-        state=state,
-        reserved_at=None,
-        lease_expires_at=None,
-        worker=None,
-        **other,
-    )
+pytestmark = pytest.mark.timeout(600)  # The first test waits for the audit of all.
+HOUR = 3600 * SECOND
+JOBS = "source string, id string, state string, fence long, created_at timestamp"
+LIMITS = "source string, queue string, max_inflight int, observed_at timestamp"
 
 
 class Case(NamedTuple):
-    rows: list[Row]
-    finds: list[tuple[Any, ...]] = []  # noqa: RUF012
-    """kind, job, other job, fence, other fence"""
-    limits: list[tuple[str, int | None, float]] = []  # noqa: RUF012
-    """queue, W, seen at"""
+    """A log, and what is wrong with it.
+
+    A row of the log is `job:fence start-end outcome name=value...`, or `@end` if it ended no lease. It is done unless it says
+    otherwise. A finding is `kind job:fence/other`, and the other is a fence, or a job and its fence.
+    """
+
+    log: str
+    finds: str = ""
+    limits: list[tuple[int | None, float]] = []  # noqa: RUF012
+    """W, seen at"""
     live: list[tuple[str, str, int]] | None = None
     """job, state, fence"""
+
+    def rows(self) -> list[Row]:
+        found = []
+        for seq, text in enumerate(self.log.split(", "), 1):
+            lease, times, *words = text.split()
+            job, fence = lease.split(":")
+            start, _, end = times.rpartition("-")
+            values: Row = {
+                "seq": seq,
+                "job_id": job,
+                "fence": int(fence),
+                "run_at": 0,
+                "ended_at": float(end.strip("@")),
+            }
+            values |= {"reserved_at": float(start)} if start else NO_LEASE
+            for word in words:
+                name, _, value = word.rpartition("=")
+                values[name or "outcome"] = float(value) if name.endswith("_at") else value
+            found.append(row(**values | {"seq": int(values["seq"])}))
+        return found
+
+    def findings(self) -> Counter[tuple[Any, ...]]:
+        """kind, job, other job, fence, other fence"""
+        found = re.findall(r"(\w+) (\w+):(\d+)(?:/(?:(\w+):)?(\d+))?", self.finds)
+        return Counter(
+            (kind, job, other or None, int(fence), int(last) if last else None)
+            for kind, job, fence, other, last in found
+        )
 
 
 BROKEN: dict[str, Case] = {
     "two leases of a job overlap by a moment": Case(
-        [lease(1, "a", 1, 10, 20, "retried"), lease(2, "a", 2, 19.999999, 25)],
-        [("overlapping_leases", "a", None, 2, 1)],
+        "a:1 10-20 retried, a:2 19.999999-25", "overlapping_leases a:2/1"
     ),
     "a lease overlaps one that expired later": Case(
-        [lease(1, "a", 1, 10, 45, "expired", lease_expires_at=40), lease(2, "a", 2, 39, 50)],
-        [("overlapping_leases", "a", None, 2, 1)],
+        "a:1 10-45 expired lease_expires_at=40, a:2 39-50", "overlapping_leases a:2/1"
     ),
     "a lease without extent lies within another": Case(
-        [lease(1, "a", 1, 10, 20, "retried"), lease(2, "a", 2, 15, 15)],
-        [("overlapping_leases", "a", None, 2, 1)],
+        "a:1 10-20 retried, a:2 15-15", "overlapping_leases a:2/1"
     ),
-    "a later row has a lower fence": Case(
-        [lease(1, "a", 2, 10, 20, "retried"), lease(2, "a", 1, 30, 40)],
-        [("fence_out_of_order", "a", None, 1, 2)],
-    ),
+    "a later row has a lower fence": Case("a:2 10-20 retried, a:1 30-40", "fence_out_of_order a:1/2"),
     "a row without a lease carries an older fence": Case(
-        [
-            lease(1, "a", 1, 10, 11, "retried"),
-            lease(2, "a", 2, 20, 21, "retried"),
-            unleased(3, "a", 1, 22, "cancelled", "cancelled"),
-        ],
-        [("fence_out_of_order", "a", None, 1, 2)],
+        "a:1 10-11 retried, a:2 20-21 retried, a:1 @22 cancelled", "fence_out_of_order a:1/2"
     ),
-    "two leases have one fence": Case(
-        [lease(1, "a", 1, 10, 20, "retried"), lease(2, "a", 1, 30, 40)],
-        [("fence_used_twice", "a", None, 1, 1)],
-    ),
-    "a lease left no row": Case(
-        [lease(1, "a", 1, 10, 20, "retried"), lease(2, "a", 3, 30, 40)],
-        [("fence_gap", "a", None, 3, 1)],
-    ),
+    "two leases have one fence": Case("a:1 10-20 retried, a:1 30-40", "fence_used_twice a:1/1"),
+    "a lease left no row": Case("a:1 10-20 retried, a:3 30-40", "fence_gap a:3/1"),
     "the first lease left no row, in a log that reaches back far enough": Case(
-        [lease(1, "old", 1, 1, 2), lease(2, "a", 2, 30, 40, created_at=20, run_at=20)],
-        [("fence_gap", "a", None, 2, 0)],
+        "old:1 1-2, a:2 30-40 created_at=20", "fence_gap a:2/0"
     ),
     "a job was cancelled with the fence of a lease that left no row": Case(
-        [lease(1, "a", 1, 10, 20, "retried"), unleased(2, "a", 2, 30, "cancelled", "cancelled")],
-        [("fence_gap", "a", None, 2, 1)],
+        "a:1 10-20 retried, a:2 @30 cancelled", "fence_gap a:2/1"
     ),
     "three leases where two are allowed": Case(
-        [lease(1, "a", 1, 10, 20), lease(2, "b", 1, 11, 20), lease(3, "c", 1, 19.999999, 25)],
-        [("limit_exceeded", "c", None, 1, None)],
-        limits=[("q", 2, 100)],
+        "a:1 10-20, b:1 11-20, c:1 19.999999-25", "limit_exceeded c:1", limits=[(2, 100)]
     ),
     "a lease that began many buckets before still counts": Case(
-        [
-            lease(1, "a", 1, 10, 5000, lease_expires_at=5030),
-            *(lease(n, f"s{n}", 1, 30 + n, 30.5 + n) for n in range(2, 900)),
-            lease(900, "b", 1, 4999, 5001),
-        ],
-        [("limit_exceeded", "b", None, 1, None)]
-        + [("limit_exceeded", f"s{n}", None, 1, None) for n in range(2, 900)],
-        limits=[("q", 1, 100)],
+        f"a:1 10-5000 lease_expires_at=5030, {', '.join(f's{n}:1 {30 + n}-{30.5 + n}' for n in range(2, 900))}, b:1 4999-5001",
+        ", ".join(f"limit_exceeded {job}:1" for job in ("b", *(f"s{n}" for n in range(2, 900)))),
+        limits=[(1, 100)],
     ),
     "the larger of two limits was exceeded between them": Case(
-        [lease(n, f"j{n}", 1, 10 + n / 10, 20) for n in range(1, 5)],
-        [("limit_exceeded", "j4", None, 1, None)],
-        limits=[("q", 2, 5), ("q", 3, 60)],
+        "j1:1 10.1-20, j2:1 10.2-20, j3:1 10.3-20, j4:1 10.4-20",
+        "limit_exceeded j4:1",
+        limits=[(2, 5), (3, 60)],
     ),
-    "leased before it was due": Case(
-        [lease(1, "a", 1, 10, 20, run_at=10.000001)], [("started_early", "a", None, 1, None)]
-    ),
-    "two jobs of a key at once": Case(
-        [lease(1, "a", 1, 10, 20, key="k"), lease(2, "b", 1, 19, 30, key="k")],
-        [("key_held_twice", "b", "a", 1, 1)],
-    ),
-    "done and then dead": Case(
-        [lease(1, "a", 1, 10, 20), lease(2, "a", 2, 30, 40, "dead")], [("ended_twice", "a", None, 2, 1)]
-    ),
-    "cancelled and then leased": Case(
-        [unleased(1, "a", 0, 5, "cancelled", "cancelled"), lease(2, "a", 1, 30, 40, "retried")],
-        [("active_after_end", "a", None, 1, 0)],
-    ),
-    "requeued though done": Case(
-        [lease(1, "a", 1, 10, 20), unleased(2, "a", 1, 30, "requeued", "ready")],
-        [("requeued_alive", "a", None, 1, 1)],
-    ),
-    "settled at the instant the lease was over": Case(
-        [lease(1, "a", 1, 10, 40)], [("settled_too_late", "a", None, 1, None)]
-    ),
-    "expired while it was valid": Case(
-        [lease(1, "a", 1, 10, 39.999999, "expired")], [("expired_too_early", "a", None, 1, None)]
-    ),
-    "ended before it began": Case([lease(1, "a", 1, 10, 9)], [("times_out_of_order", "a", None, 1, None)]),
-    "leased long before it was created": Case(
-        [lease(1, "a", 1, 10, 20, created_at=15.5)], [("times_out_of_order", "a", None, 1, None)]
-    ),
-    "over before it began": Case(
-        [lease(1, "a", 1, 10, 12, "expired", lease_expires_at=10)],
-        [("times_out_of_order", "a", None, 1, None)],
-    ),
-    "done, and yet ready": Case(
-        [lease(1, "a", 1, 10, 20, state="ready")], [("state_contradicts_outcome", "a", None, 1, None)]
-    ),
+    "leased before it was due": Case("a:1 10-20 run_at=10.000001", "started_early a:1"),
+    "two jobs of a key at once": Case("a:1 10-20 key=k, b:1 19-30 key=k", "key_held_twice b:1/a:1"),
+    "done and then dead": Case("a:1 10-20, a:2 30-40 dead", "ended_twice a:2/1"),
+    "cancelled and then leased": Case("a:0 @5 cancelled, a:1 30-40 retried", "active_after_end a:1/0"),
+    "requeued though done": Case("a:1 10-20, a:1 @30 requeued", "requeued_alive a:1/1"),
+    "settled at the instant the lease was over": Case("a:1 10-40", "settled_too_late a:1"),
+    "expired while it was valid": Case("a:1 10-39.999999 expired", "expired_too_early a:1"),
+    "ended before it began": Case("a:1 10-9", "times_out_of_order a:1"),
+    "leased long before it was created": Case("a:1 10-20 created_at=15.5", "times_out_of_order a:1"),
+    "over before it began": Case("a:1 10-12 expired lease_expires_at=10", "times_out_of_order a:1"),
+    "done, and yet ready": Case("a:1 10-20 state=ready", "state_contradicts_outcome a:1"),
     "requeued to be scheduled": Case(
-        [lease(1, "a", 1, 10, 20, "dead"), unleased(2, "a", 1, 30, "requeued", "scheduled")],
-        [("state_contradicts_outcome", "a", None, 1, None)],
+        "a:1 10-20 dead, a:1 @30 requeued state=scheduled", "state_contradicts_outcome a:1"
     ),
-    "done without a lease": Case(
-        [unleased(1, "a", 0, 20, "done", "done")], [("lease_contradicts_outcome", "a", None, 0, None)]
-    ),
-    "merged under a lease": Case(
-        [lease(1, "a", 1, 10, 20, "merged", state="cancelled")],
-        [("lease_contradicts_outcome", "a", None, 1, None)],
-    ),
-    "an outcome nobody knows": Case(
-        [lease(1, "a", 1, 10, 20, "vanished", state="done")], [("unknown_outcome", "a", None, 1, None)]
-    ),
-    "a row is there twice": Case(
-        [lease(1, "a", 1, 10, 20), lease(1, "a", 1, 10, 20)], [("duplicate_row", "a", None, 1, 1)]
-    ),
-    "a number belongs to two rows": Case(
-        [lease(1, "a", 1, 10, 20), lease(1, "b", 1, 10, 20)], [("duplicate_row", "a", "b", 1, 1)]
-    ),
-    "a lease ended twice, under two numbers": Case(
-        [lease(1, "a", 1, 10, 20), lease(2, "a", 1, 10, 20)], [("duplicate_row", "a", None, 1, 1)]
-    ),
+    "done without a lease": Case("a:0 @20", "lease_contradicts_outcome a:0"),
+    "merged under a lease": Case("a:1 10-20 merged", "lease_contradicts_outcome a:1"),
+    "an outcome nobody knows": Case("a:1 10-20 vanished state=done", "unknown_outcome a:1"),
+    "a row is there twice": Case("a:1 10-20, a:1 10-20 seq=1", "duplicate_row a:1/1"),
+    "a number belongs to two rows": Case("a:1 10-20, b:1 10-20 seq=1", "duplicate_row a:1/b:1"),
+    "a lease ended twice, under two numbers": Case("a:1 10-20, a:1 10-20", "duplicate_row a:1/1"),
     "a copied row does not count twice in W": Case(
-        [lease(1, "a", 1, 10, 20), lease(1, "a", 1, 10, 20), lease(2, "b", 1, 12, 20)],
-        [("duplicate_row", "a", None, 1, 1)],
-        limits=[("q", 2, 100)],
+        "a:1 10-20, a:1 10-20 seq=1, b:1 12-20", "duplicate_row a:1/1", limits=[(2, 100)]
     ),
-    "the store has lost a job": Case(
-        [lease(1, "a", 1, 10, 20, "retried"), lease(2, "b", 1, 10, 20)],
-        [("lost_job", "a", None, 1, None)],
-        live=[("b", "done", 1)],
-    ),
+    "the store has lost a job": Case("a:1 10-20 retried, b:1 10-20", "lost_job a:1", live=[("b", "done", 1)]),
     "the store has an older state than the log": Case(
-        [lease(1, "a", 1, 10, 20, "retried"), lease(2, "a", 2, 30, 40, "retried"), lease(3, "b", 1, 10, 20)],
-        [
-            ("store_contradicts_log", "a", None, 2, 1),
-            ("store_contradicts_log", "b", None, 1, 1),
-        ],
+        "a:1 10-20 retried, a:2 30-40 retried, b:1 10-20",
+        "store_contradicts_log a:2/1, store_contradicts_log b:1/1",
         live=[("a", "ready", 1), ("b", "ready", 1)],
     ),
 }
 
 CLEAN: dict[str, Case] = {
-    "a lease begins when the one before ends": Case(
-        [lease(1, "a", 1, 10, 20, "retried"), lease(2, "a", 2, 20, 30)], limits=[("q", 1, 0)]
-    ),
+    "a lease begins when the one before ends": Case("a:1 10-20 retried, a:2 20-30", limits=[(1, 0)]),
     "leases without extent, all at one instant": Case(
-        [
-            lease(1, "a", 1, 10, 10, "released"),
-            lease(2, "a", 2, 10, 10, "released"),
-            lease(3, "a", 3, 10, 20),
-        ],
-        limits=[("q", 1, 0)],
+        "a:1 10-10 released, a:2 10-10 released, a:3 10-20", limits=[(1, 0)]
     ),
     "an expired lease frees its place before anybody sweeps": Case(
-        [lease(1, "a", 1, 10, 60, "expired", state="dead"), lease(2, "b", 1, 40, 50)], limits=[("q", 1, 0)]
+        "a:1 10-60 expired state=dead, b:1 40-50", limits=[(1, 0)]
     ),
     "requeued, and the fence goes on": Case(
-        [
-            lease(1, "a", 1, 10, 20, "dead"),
-            unleased(2, "a", 1, 30, "requeued", "ready"),
-            lease(3, "a", 2, 40, 50, "dead"),
-            unleased(4, "a", 2, 60, "requeued", "blocked"),
-            unleased(5, "a", 2, 70, "merged", "cancelled"),
-        ]
+        "a:1 10-20 dead, a:1 @30 requeued, a:2 40-50 dead, a:2 @60 requeued state=blocked, a:2 @70 merged"
     ),
     "an expired job that absorbed one which is due later": Case(
-        [
-            lease(1, "a", 1, 10, 40, "expired", state="scheduled", key="k"),
-            unleased(2, "b", 0, 40, "merged", "cancelled", key="k"),
-            lease(3, "a", 2, 90, 95, key="k"),
-        ]
+        "a:1 10-40 expired state=scheduled key=k, b:0 @40 merged key=k, a:2 90-95 key=k"
     ),
     "the first rows of a job have been removed by retention": Case(
-        [lease(7, "a", 4, 10, 20, "retried"), lease(9, "a", 5, 30, 40)]
+        "a:4 10-20 retried seq=7, a:5 30-40 seq=9"
     ),
-    "an id is given to another job": Case(
-        [lease(1, "a", 1, 10, 20), lease(2, "a", 1, 110, 120, created_at=100, run_at=100)]
-    ),
+    "an id is given to another job": Case("a:1 10-20, a:1 110-120 created_at=100"),
     "a job that was due before it was stored is claimed by a clock that is behind": Case(
-        [lease(1, "a", 1, 10, 20, created_at=11, run_at=9)]
+        "a:1 10-20 run_at=9 created_at=11"
     ),
-    "two jobs of a key, one after the other": Case(
-        [lease(1, "a", 1, 10, 20, key="k"), lease(2, "b", 1, 20, 30, key="k")]
-    ),
-    "one key in two queues": Case(
-        [lease(1, "a", 1, 10, 20, key="k"), lease(2, "b", 1, 15, 30, key="k", queue="r")]
-    ),
+    "two jobs of a key, one after the other": Case("a:1 10-20 key=k, b:1 20-30 key=k"),
+    "one key in two queues": Case("a:1 10-20 key=k, b:1 15-30 key=k queue=r"),
     "a lowered limit revokes no lease": Case(
-        [lease(n, f"j{n}", 1, 10 + n / 10, 300, lease_expires_at=330) for n in range(1, 4)],
-        limits=[("q", 3, 0), ("q", 3, 100), ("q", 1, 200), ("q", 1, 400)],
+        "j1:1 10.1-300 lease_expires_at=330, j2:1 10.2-300 lease_expires_at=330, j3:1 10.3-300 lease_expires_at=330",
+        limits=[(3, 0), (3, 100), (1, 200), (1, 400)],
     ),
     "between two limits the larger one counts": Case(
-        [lease(n, f"j{n}", 1, 150 + n / 10, 160) for n in range(1, 4)],
-        limits=[("q", 1, 0), ("q", 1, 100), ("q", 3, 200)],
+        "j1:1 150.1-160, j2:1 150.2-160, j3:1 150.3-160", limits=[(1, 0), (1, 100), (3, 200)]
     ),
     "around no limit nothing is checked": Case(
-        [lease(n, f"j{n}", 1, 150 + n / 10, 160) for n in range(1, 4)],
-        limits=[("q", 1, 0), ("q", None, 200), ("q", 1, 400)],
+        "j1:1 150.1-160, j2:1 150.2-160, j3:1 150.3-160", limits=[(1, 0), (None, 200), (1, 400)]
     ),
     "the store is ahead of the log": Case(
-        [
-            lease(1, "a", 1, 10, 20, "retried"),
-            lease(2, "b", 1, 10, 20, "dead"),
-            lease(3, "c", 1, 10, 20),
-        ],
-        live=[("a", "inflight", 2), ("b", "ready", 1)],
+        "a:1 10-20 retried, b:1 10-20 dead, c:1 10-20", live=[("a", "inflight", 2), ("b", "ready", 1)]
     ),
 }
 
 CASES = BROKEN | CLEAN
-INSTANTS = ("created_at", "run_at", "reserved_at", "lease_expires_at", "ended_at")
 
 
-@pytest.fixture(scope="module")
-def found(spark: SparkSession) -> dict[str, list[Any]]:
-    """What the audit says of each case."""
-    from taskharbor.spark.audit import audit
+# -- one audit of all ---------------------------------------------------------------------------------------------
 
-    rows = []
+DAYS, PER_KIND = 3, 6
+
+
+class Found(NamedTuple):
+    """What the audit says of cases, of drivers and of made-up histories, each a source of its own."""
+
+    violations: dict[str, list[Any]]
+    told: dict[str, Told]
+    tally: list[Any]
+    """Of the clean history: queue, outcome, rows."""
+    planted: set[tuple[str, str]]
+    """Of the other one: kind, job."""
+    rows: int
+
+
+@pytest.fixture(scope="module", params=["few rows", pytest.param("many rows", marks=pytest.mark.slow)])
+def found(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres_server: PostgresAt,
+) -> Found:
+    seed = random.randrange(2**31)
+    print("seed", seed)
+    is_small = request.param == "few rows"
+    lives, rows = (4, 4_000) if is_small else (40, 30_000)
+    told = drivers_lives(tmp_path_factory.mktemp("lives"), postgres_server.url, seed, lives)
+    with nullcontext() if is_small else compiling(spark):
+        logs, jobs, limits = cases_and(spark, told)
+        clean, nothing = generate(spark, rows=rows, seed=seed, days=DAYS)
+        broken, planted = generate(
+            spark, rows=rows, seed=seed + 1, days=DAYS, violations=PER_KIND * len(PLANTERS)
+        )
+        for name, log in (("clean", clean), ("broken", broken)):
+            logs = logs.unionByName(log.withColumn("source", F.lit(name)))
+            limits = limits.unionByName(queue_limits(spark, rows=rows, days=DAYS, source=name))
+        logs.persist()
+        violations = defaultdict(list)
+        for one in audit(logs, live_jobs=jobs, limits=limits).collect():
+            violations[one["source"]].append(one)
+        tally = logs.where("source = 'clean'").groupBy("queue", "outcome").count().collect()
+        logs.unpersist()
+        assert nothing.isEmpty()
+        return Found(violations, told, tally, {(one[0], one[1]) for one in planted.collect()}, rows)
+
+
+def cases_and(spark: SparkSession, told: dict[str, Told]) -> tuple[DataFrame, DataFrame, DataFrame]:
+    """Attempts, jobs and limits."""
+    rows: list[Row] = []
+    live: list[tuple[Any, ...]] = []
     for name, case in CASES.items():
-        for row in case.rows:
-            timed = {key: at(row[key]) for key in INSTANTS if row[key] is not None}
-            rows.append(tuple((row | timed)[column] for column in ATTEMPTS.names) + (name,))
-    attempts = spark.createDataFrame(rows, attempts_schema())
-    limits = spark.createDataFrame(
-        [(name, *limit[:2], at(limit[2])) for name, case in CASES.items() for limit in case.limits],
-        "source string, queue string, max_inflight int, observed_at timestamp",
-    )
-    # Where a case says nothing of the store, it has what the log ended with.
-    live = [
-        (name, job, state, fence, START)
-        for name, case in CASES.items()
-        for job, state, fence in (case.live if case.live is not None else in_the_store(case.rows))
+        made = case.rows()
+        rows += [one | {"source": name} for one in made]
+        # Where a case says nothing of the store, it has what the log ended with.
+        last = {one["job_id"]: (one["job_id"], one["state"], one["fence"]) for one in made}
+        live += [(name, *job, START) for job in (last.values() if case.live is None else case.live)]
+    limits = [
+        (name, "default", limit, at(seen)) for name, case in CASES.items() for limit, seen in case.limits
     ]
-    jobs = spark.createDataFrame(
-        live, "source string, id string, state string, fence long, created_at timestamp"
+    # Operators of simulated fleets change the limits while they run, and the log does not tell when.
+    limits += [(name, "limited", LIMIT, at(0)) for name in told if not name.startswith("simulation")]
+    logs, jobs = frames(spark, told)
+    columns = StructType([*ATTEMPT_COLUMNS, StructField("source", StringType())])
+    return (
+        spark.createDataFrame(rows, columns).unionByName(logs),
+        spark.createDataFrame(live, JOBS).unionByName(
+            jobs.select("source", "id", "state", "fence", "created_at")
+        ),
+        spark.createDataFrame(limits, LIMITS),
     )
-    by_case = defaultdict(list)
-    for violation in audit(attempts, live_jobs=jobs, limits=limits).collect():
-        by_case[violation["source"]].append(violation)
-    return by_case
 
 
-def attempts_schema() -> Any:
-    from pyspark.sql.pandas.types import from_arrow_schema
-    from pyspark.sql.types import StringType
-
-    return from_arrow_schema(ATTEMPTS).add("source", StringType())
-
-
-def in_the_store(rows: list[Row]) -> list[tuple[str, str, int]]:
-    last = {row["job_id"]: row for row in sorted(rows, key=lambda row: row["seq"])}
-    return [(job, row["state"], row["fence"]) for job, row in last.items()]
+def drivers_lives(folder: Path, server: str, seed: int, lives: int) -> dict[str, Told]:
+    """Random lives of several clients on every driver, and simulated fleets."""
+    postgres = with_fresh_schema(server)
+    urls = {f"memory {n}": f"memory://audit{seed + n}" for n in range(lives)}
+    urls |= {f"sqlite {n}": f"sqlite:///{folder}/{n}.db?durability=normal" for n in range(1 + lives // 10)}
+    told = {
+        name: asyncio.run(live(url, seed + n, clients=3, steps=120))
+        for n, (name, url) in enumerate({**urls, "postgres": postgres}.items())
+    }
+    drop_schema(postgres)
+    for n in range(2 * lives):
+        evidence = World(write_scenario(seed + n)).run()
+        told[f"simulation {n}"] = list(evidence.ledger.rows), list(evidence.jobs)
+    return told
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_the_audit_finds_exactly_what_is_wrong(found: dict[str, list[Any]], name: str) -> None:
-    seen = [(v["kind"], v["job_id"], v["other_job_id"], v["fence"], v["other_fence"]) for v in found[name]]
-    assert Counter(seen) == Counter(BROKEN[name].finds)
-    for violation in found[name]:
-        assert violation["job_id"] in violation["text"]
-        assert "2026-03-01 12:" in violation["text"] or "2026-03-01 13:" in violation["text"]
-        assert violation["at"] is not None
+def test_the_audit_finds_exactly_what_is_wrong(found: Found, name: str) -> None:
+    columns = ("kind", "job_id", "other_job_id", "fence", "other_fence")
+    seen = [tuple(one[column] for column in columns) for one in found.violations[name]]
+    assert Counter(seen) == BROKEN[name].findings()
+    for one in found.violations[name]:
+        assert one["job_id"] in one["text"]
+        assert "2026-03-01 22:" in one["text"] or "2026-03-01 23:" in one["text"]
+        assert one["at"] is not None
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_the_audit_finds_nothing_where_nothing_is_wrong(found: dict[str, list[Any]], name: str) -> None:
-    assert [violation["text"] for violation in found[name]] == []
+def test_the_audit_finds_nothing_where_nothing_is_wrong(found: Found, name: str) -> None:
+    assert [one["text"] for one in found.violations[name]] == []
 
 
-def test_every_kind_has_a_case() -> None:
-    from taskharbor.spark.audit import Kind
-
-    assert {finding[0] for case in BROKEN.values() for finding in case.finds} == set(Kind)
-
-
-def test_a_violation_reads_as_a_sentence(found: dict[str, list[Any]]) -> None:
-    (violation,) = found["two leases of a job overlap by a moment"]
-    assert violation["text"] == (
-        "job a was leased (lease 2) at 2026-03-01 12:00:19.999999 while lease 1, from 2026-03-01 12:00:10, "
-        "was valid until 2026-03-01 12:00:20"
+def test_every_kind_has_a_case_and_a_violation_reads_as_a_sentence(found: Found) -> None:
+    assert {finding[0] for case in BROKEN.values() for finding in case.findings()} == set(Kind)
+    (one,) = found.violations["two leases of a job overlap by a moment"]
+    assert one["text"] == (
+        "job a was leased (lease 2) at 2026-03-01 22:00:19.999999 while lease 1, from 2026-03-01 22:00:10, "
+        "was valid until 2026-03-01 22:00:20"
     )
+
+
+def test_the_histories_of_all_drivers_are_clean(found: Found) -> None:
+    assert len({(one.outcome, one.state) for log, _ in found.told.values() for one in log}) >= 10
+    assert [(name, one["text"]) for name in found.told for one in found.violations[name]] == []
+
+
+def test_made_up_histories_are_clean_and_every_planted_violation_is_found(found: Found) -> None:
+    assert sum(one["count"] for one in found.tally) == found.rows
+    assert len({one["queue"] for one in found.tally}) == 5
+    assert len({one["outcome"] for one in found.tally}) == 8
+    assert [one["text"] for one in found.violations["clean"]] == []
+
+    by_kind = Counter(kind for kind, _ in found.planted)
+    assert set(by_kind) == set(map(str, PLANTERS))
+    assert min(by_kind.values()) >= PER_KIND // 2, "not every place suits every kind"
+    seen = found.violations["broken"]
+    assert found.planted - {(one["kind"], one["job_id"]) for one in seen} == set()
+    # And nobody else is accused. Who happened to be leased in another slot just when that was crowded is rightly named.
+    # Their jobs have ended and are not in the store.
+    guilty = tuple(job_id for _, job_id in found.planted)
+    others = [one for one in seen if one["kind"] != "limit_exceeded"]
+    assert [one["text"] for one in others if not one["job_id"].startswith(guilty)] == []
+
+
+async def test_a_store_is_audited_while_clients_go_on_and_a_job_that_vanished_is_missed(
+    spark: SparkSession, postgres_url: str
+) -> None:
+    async with life_on(postgres_url, random.randrange(2**31), 2) as life:
+        known: set[str] = set()
+        waiting: set[str] = set()
+        while not waiting & known:
+            await life.live(60)
+            attempts, jobs = await life.told()
+            known = {one.job_id for one in attempts}
+            waiting = {job.id for job in jobs if job.state is JobState.READY and job.key is None}
+        lost = min(waiting & known)
+        with connected(postgres_url) as connection:
+            connection.execute("DELETE FROM jobs WHERE id = %s", [lost])
+        audited = asyncio.create_task(asyncio.to_thread(audit_store, spark, postgres_url))
+        while not audited.done():
+            await life.live(1)
+            await asyncio.wait([audited], timeout=0.5)
+        result = await audited
+    assert result.kinds == {Kind.LOST_JOB: 1}, result.examples
+    assert [example.job_id for example in result.examples] == [lost]
+    assert (result.rows >= len(attempts), result.jobs >= len(known)) == (True, True)
+
+
+# -- made-up histories --------------------------------------------------------------------------------------------
+
+
+def fingerprint(attempts: DataFrame) -> tuple[Any, ...]:
+    """Two frames with the same one have the same rows, in whatever order."""
+    hashed = F.xxhash64(*attempts.columns)
+    (found,) = attempts.agg(F.count("*"), F.sum(hashed.cast("decimal(38,0)")), F.bit_xor(hashed)).collect()
+    return tuple(found)
+
+
+def test_a_seed_makes_the_same_rows_however_many_tasks_share_the_work(spark: SparkSession) -> None:
+    once, shared, other = (
+        fingerprint(generate(spark, rows=600, seed=seed, days=2, violations=20, tasks=tasks)[0])
+        for seed, tasks in ((7, 1), (7, 3), (8, 3))
+    )
+    assert once == shared
+    assert once != other
+
+
+def test_a_history_has_as_many_rows_as_wanted_and_looks_like_a_week() -> None:
+    plan = make_plan(20_000, 3, 7, DEFAULT_QUEUES)
+    slots = plan.slots()
+    assert sum(plan.rows_of_days()) == 20_000
+    hours: Counter[int] = Counter()
+    for slot in slots:
+        for quota in (0, 1, 2, 150, 900):
+            rows = SlotDay(slot, len(slots), 1, quota, 3).rows()
+            assert len({one.seq for one in rows}) == quota
+            assert {one.state for one in rows[-1:]} <= {"done", "dead", "cancelled"}
+            hours.update(one.created_at // HOUR % 24 for one in rows if slot.queue.name == "mail")
+    assert hours[14] > 3 * hours[2]
+    for days, queues, reason in (
+        (0, DEFAULT_QUEUES, "at least one day"),
+        (1, DEFAULT_QUEUES * 2, "same name"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            make_plan(10, 0, days, queues)
+
+
+def test_the_command_writes_attempts_queues_and_what_was_planted(spark: SparkSession, tmp_path: Path) -> None:
+    nowhere = CliRunner().invoke(root, ["history", "--rows", "10"])
+    assert (nowhere.exit_code, "either --lake DIR or --parquet DIR" in nowhere.output) == (2, True)
+    folder = tmp_path / "made"
+    words = f"history --rows 500 --days 1 --violations 17 --json --parquet {folder}"
+    answer = CliRunner().invoke(root, words.split())
+    assert answer.exit_code == 0, answer.output
+    assert '"rows":500' in answer.output
+    found = {
+        name: spark.read.parquet(f"{folder}/{name}").count() for name in ("attempts", "queues", "planted")
+    }
+    assert found["attempts"] >= 500
+    assert (found["queues"], found["planted"] >= 12) == (5, True)

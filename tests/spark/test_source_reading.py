@@ -1,101 +1,83 @@
-"""`spark.read.format("taskharbor")`: the tables as DataFrames, found without registration, wrong options named at once."""
+"""`spark.read.format("taskharbor")` and `spark.readStream`: tables as they are, and every row of the log once."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
-from taskharbor.drivers.contract import Ack, Driver, QueueSettings
-from taskharbor.drivers.registry import connect
-from taskharbor.jobs import SECOND, JobRecord
+from records import make_record
+from spark.histories import life_on
+from spark.stores import LogStream, add, ask, connected, load, log_row, work_off
+from taskharbor.bulk.stage import wall_clock
+from taskharbor.drivers.contract import Driver, QueueSettings
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import SECOND
+from taskharbor.spark.source import TaskHarborDataSource
+from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-DONE = 12_000
+DONE = 3_000
+DAY = 86_400 * SECOND
+HIDDEN = "postgresql://me:secret@127.0.0.1:1/jobs"
 
 
 async def _fill(driver: Driver) -> None:
-    """Jobs of two queues, most of them done, a few waiting."""
-    async with driver:
-        now = await driver.time()
-        await driver.configure("mail", QueueSettings(max_inflight=20_000), now=now)
-        records = [
-            JobRecord(
-                id=f"job{n}",
-                type="odd" if n % 2 else "even",
-                queue="mail",
-                payload=b"{}",
-                run_at_us=now,
-                created_at_us=now,
-            )
-            for n in range(DONE)
-        ]
-        await driver.enqueue(records, now=now)
-        held = await driver.reserve("mail", limit=DONE, lease_for=60 * SECOND, now=now, worker="w")
-        await driver.settle([Ack(job.id, job.token or "") for job in held], now=now + SECOND)
-        waiting = [
-            JobRecord(
-                id=f"wait{n}", type="t", queue="slow", headers={"n": str(n)}, run_at_us=now, created_at_us=now
-            )
-            for n in range(3)
-        ]
-        await driver.enqueue(waiting, now=now)
+    now = wall_clock()
+    await driver.configure("mail", QueueSettings(max_inflight=20_000), now=now)
+    mail = [make_record(now=now, queue="mail", type="odd" if n % 2 else "even") for n in range(DONE)]
+    slow = [make_record(f"wait{n}", now=now, queue="slow", headers={"n": str(n)}) for n in range(3)]
+    await driver.enqueue([*mail, *slow], now=now)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A store with jobs of two queues: most are done, a few wait."""
+    address = f"sqlite:///{tmp_path_factory.mktemp('store')}/jobs.db?durability=normal"
     if request.param == "postgres":
-        from taskharbor_testkit.servers import drop_schema, with_fresh_schema
-
-        address = with_fresh_schema(request.getfixturevalue("postgres_server").url)
-    else:
-        address = f"sqlite:///{tmp_path_factory.mktemp('store')}/jobs.db?durability=normal"
-    asyncio.run(_fill(connect(address)))
+        server: PostgresAt = request.getfixturevalue("postgres_server")
+        address = with_fresh_schema(server.url)
+    ask(address, _fill)
+    assert work_off(address, queue="mail") == DONE
     yield address
     if request.param == "postgres":
         drop_schema(address)
 
 
-def load(spark: SparkSession, url: str, table: str, **options: str) -> DataFrame:
-    return spark.read.format("taskharbor").options(url=url, table=table, **options).load()
-
-
-def test_the_attempt_log_is_read_whole_and_in_parallel(spark: SparkSession, url: str) -> None:
-    from pyspark.sql import functions as f
-
-    log = load(spark, url, "attempts", parallelism="4")
+def test_tables_are_read_whole_and_in_parallel(spark: SparkSession, url: str) -> None:
+    log = load(spark, url, table="attempts", parallelism="4")
+    took = F.min(F.col("ended_at") - F.col("reserved_at"))
     totals = log.groupBy("queue", "outcome", "state", "worker").agg(
-        f.count("*").alias("rows"),
-        f.countDistinct("job_id").alias("jobs"),
-        f.min(f.col("ended_at") - f.col("reserved_at")).alias("took"),
+        F.count("*"), F.countDistinct("job_id"), took
     )
-    (row,) = totals.collect()
-    assert (row.queue, row.outcome, row.state, row.worker) == ("mail", "done", "done", "w")
-    assert (row.rows, row.jobs, row.took.total_seconds()) == (DONE, DONE, 1.0)
-
-
-def test_jobs_and_queues_are_read(spark: SparkSession, url: str) -> None:
-    jobs = {
-        (row.queue, row.state): row["count"]
-        for row in load(spark, url, "jobs").groupBy("queue", "state").count().collect()
-    }
-    assert jobs == {("mail", "done"): DONE, ("slow", "ready"): 3}
-    queues = {row.queue: row for row in load(spark, url, "queues").collect()}
+    (found,) = totals.collect()
+    assert tuple(found)[:-1] == ("mail", "done", "done", "w", DONE, DONE)
+    assert found[-1].total_seconds() == 1
+    jobs = load(spark, url, table="jobs").groupBy("queue", "state").count().collect()
+    assert set(map(tuple, jobs)) == {("mail", "done", DONE), ("slow", "ready", 3)}
+    queues = {one.queue: one for one in load(spark, url, table="queues").collect()}
     assert (queues["mail"].done, queues["mail"].max_inflight, queues["slow"].ready) == (DONE, 20_000, 3)
 
 
 def test_options_restrict_what_is_read(spark: SparkSession, url: str) -> None:
-    waiting = load(spark, url, "jobs", queue="slow", state="ready").collect()
-    assert sorted((row.id, row.headers, bytes(row.payload)) for row in waiting) == [
+    waiting = load(spark, url, table="jobs", queue="slow", state="ready").collect()
+    assert sorted((one.id, one.headers, bytes(one.payload)) for one in waiting) == [
         (f"wait{n}", f'{{"n":"{n}"}}', b"") for n in range(3)
     ]
-    odd = load(spark, url, "attempts", type="odd", since="2020-01-01", until="2100-01-01T00:00:00+02:00")
-    future = load(spark, url, "attempts", since="2100-01-01")
-    assert (odd.count(), future.count()) == (DONE // 2, 0)
+    odd = load(spark, url, type="odd", since="2020-01-01", until="2100-01-01T00:00:00+02:00")
+    assert odd.count() == DONE // 2
+
+
+STORE = {"url": "sqlite:///jobs.db"}
 
 
 @pytest.mark.parametrize(
@@ -105,43 +87,138 @@ def test_options_restrict_what_is_read(spark: SparkSession, url: str) -> None:
         ({"url": "memory://here"}, "memory of one process"),
         ({"url": "nothing://here"}, "no installed driver answers to nothing"),
         ({"url": "sqlite:///jobs.db?colour=red"}, "unknown option 'colour'"),
-        ({"url": "sqlite:///jobs.db", "colour": "red"}, "unknown option colour: known are url, table"),
-        ({"url": "sqlite:///jobs.db", "table": "leases"}, "choose one of attempts, jobs, queues"),
-        ({"url": "sqlite:///jobs.db", "state": "happy"}, "choose one of scheduled, ready"),
-        ({"url": "sqlite:///jobs.db", "since": "tomorrow"}, "is not a time"),
-        ({"url": "sqlite:///jobs.db", "parallelism": "0"}, "whole number above zero"),
-        ({"url": "sqlite:///jobs.db", "table": "queues", "type": "t"}, "restricted by the option queue"),
-        ({"url": "sqlite:///jobs.db", "startingOffsets": "now"}, "choose earliest or latest"),
+        (STORE | {"colour": "red"}, "unknown option colour: known are url, queue"),
+        (STORE | {"table": "leases"}, "choose attempts or jobs or queues"),
+        (STORE | {"state": "happy"}, "choose scheduled or ready"),
+        (STORE | {"since": "tomorrow"}, "is not a time"),
+        (STORE | {"parallelism": "0"}, "a whole number between 1 and"),
+        (STORE | {"table": "queues", "type": "t"}, "restricted by the option queue"),
+        (STORE | {"startingOffsets": "now"}, "choose earliest or latest"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
-    from taskharbor.errors import InvalidRequest
-    from taskharbor.spark.source import TaskHarborDataSource
-
     with pytest.raises(InvalidRequest, match=message):
         TaskHarborDataSource(options).schema()
 
 
-def test_spark_says_what_is_wrong_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
-    from pyspark.errors import AnalysisException
-
-    with pytest.raises(AnalysisException, match="choose one of attempts, jobs, queues"):
-        load(spark, "postgresql://me:secret@127.0.0.1:1/jobs", "leases")
-    with pytest.raises(AnalysisException, match="schema of its own"):
-        spark.read.format("taskharbor").schema("seq long").options(
-            url=f"sqlite:///{tmp_path}/jobs.db"
-        ).load().count()
+def test_tables_that_change_are_no_streams_and_have_schemas_of_their_own() -> None:
+    source = TaskHarborDataSource(STORE | {"table": "jobs"})
+    with pytest.raises(InvalidRequest, match="cannot be read as a stream"):
+        source.streamReader(source.schema())
+    with pytest.raises(InvalidRequest, match="schema of its own"):
+        source.reader(StructType())
 
 
-def test_a_password_is_in_no_plan_and_no_message(
+def test_spark_says_what_is_wrong_before_anything_runs_and_a_password_is_in_no_plan_and_no_message(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from pyspark.errors import AnalysisException
-
-    log = load(spark, "postgresql://me:secret@127.0.0.1:1/jobs", "attempts")
+    with pytest.raises(AnalysisException, match="choose attempts or jobs or queues") as wrong:
+        load(spark, HIDDEN, table="leases")
+    log = load(spark, HIDDEN)
     log.explain("extended")
-    with pytest.raises(AnalysisException, match=r"127\.0\.0\.1:1/jobs") as error:
+    with pytest.raises(AnalysisException, match=r"127\.0\.0\.1:1/jobs") as nobody:
         log.count()
     shown = capsys.readouterr()
     assert "BatchScan taskharbor" in shown.out
-    assert "secret" not in str(error.value) + shown.out + shown.err
+    assert "secret" not in str(wrong.value) + str(nobody.value) + shown.out + shown.err
+
+
+# -- the attempt log as a stream ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_stream_goes_on_where_it_was_takes_no_more_than_it_may_and_says_if_history_left_it_behind(
+    spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db?durability=normal"
+    if kind == "postgres":
+        url = request.getfixturevalue("postgres_url")
+    stream = LogStream(spark, url, tmp_path, maxRowsPerBatch="10")
+    add(url, 25)
+    work_off(url)
+    assert stream.catch_up() == [10, 10, 5]
+    add(url, 5)
+    add(url, 2, queue="other")
+    work_off(url)
+    work_off(url, queue="other")
+    assert stream.catch_up() == [7]
+    assert stream.column() == Counter(range(1, 33))
+    if kind == "postgres":
+        return
+
+    async def forget(driver: Driver) -> None:
+        now = await driver.time()
+        await driver.configure("q", QueueSettings(keep_attempts_us=DAY), now=now)
+        await driver.prune(now=now + 2 * DAY)
+
+    add(url, 5)
+    work_off(url)
+    ask(url, forget)
+    add(url, 2, later=2 * DAY)
+    work_off(url, later=2 * DAY)
+    with pytest.raises(
+        StreamingQueryException, match="rows of the attempt log after 32 were removed by retention"
+    ):
+        stream.catch_up()
+
+
+def test_a_stream_can_begin_at_the_end_and_take_one_queue_only(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db?durability=normal"
+    add(url, 5)
+    work_off(url)
+    stream = LogStream(spark, url, tmp_path, startingOffsets="latest", queue="mine")
+    query = stream.start(processingTime="0 seconds")
+    try:
+        # The first look has fixed where it begins.
+        query.processAllAvailable()
+        mine = add(url, 3, queue="mine")
+        add(url, 3, queue="yours")
+        work_off(url, queue="mine")
+        work_off(url, queue="yours")
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert stream.column("job_id") == Counter(mine)
+
+
+def read_for_a_while(query: StreamingQuery, seconds: Any) -> None:
+    """Until the query has finished a batch that had rows, and then for so long: it is stopped in the middle of whatever."""
+    moment: Any = 0.05
+    while not any(progress["numInputRows"] for progress in query.recentProgress):
+        assert not query.awaitTermination(moment), "the query ended by itself"
+    query.awaitTermination(seconds)
+    query.stop()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("stages", "steps"), [(2, 20), pytest.param(8, 100, marks=pytest.mark.slow)])
+async def test_eight_committers_and_a_reader_that_is_stopped_at_random_lose_and_double_nothing(
+    spark: SparkSession, tmp_path: Path, postgres_url: str, stages: int, steps: int
+) -> None:
+    """Some rows are written early and committed late."""
+    seed = random.randrange(2**32)
+    dice = random.Random(seed)
+    late: list[int] = []
+    async with life_on(postgres_url, seed, 8) as life:
+        await life.live(1)
+        with connected(postgres_url) as one, connected(postgres_url) as other:
+            for stage in range(stages):
+                await life.live(steps)
+                # Without a limit a reader comes right up to what is being committed, with one it stays behind.
+                limit = {"maxRowsPerBatch": str(dice.randrange(10, 100))} if stage % 2 else {}
+                query = LogStream(spark, postgres_url, tmp_path, **limit).start(processingTime="0 seconds")
+                reading = asyncio.create_task(asyncio.to_thread(read_for_a_while, query, dice.uniform(0, 2)))
+                while not reading.done():
+                    # Each row is committed when the next one is written and others have committed theirs.
+                    late.append(log_row(one))
+                    await life.live(2)
+                    other.commit()
+                    one, other = other, one
+                    await asyncio.wait([reading], timeout=0.1)
+                await reading
+        log, _ = await life.told()
+    stream = LogStream(spark, postgres_url, tmp_path)
+    stream.catch_up()
+    assert stream.column() == Counter(one.seq for one in log)
+    assert set(late) <= set(stream.column())
+    assert len(log) > 8 * stages

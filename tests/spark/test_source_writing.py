@@ -1,58 +1,43 @@
-"""`df.write` and `df.writeStream`: exactly the DataFrame's rows become jobs, whatever happens to the tasks."""
+"""`df.write` and `df.writeStream`: exactly the DataFrame's rows become jobs, whatever happens to the tasks; triage; and which
+column is what."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
-from needing import need
-from taskharbor.jobs import to_micros
-from taskharbor.spark.session import SparkUnavailable, check
+from records import NOW
+from spark.stores import JobStream, add, ask, dying, jobs_in, payloads, save, staged_rows, work_off
+from taskharbor.bulk.stage import wall_clock
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import SECOND, JobRecord, JobState, UpdateFlags, to_micros
+from taskharbor.requests import RecordBuilder
+from taskharbor.spark.source import TaskHarborDataSource
+from taskharbor.spark.source.requests import RowRefused, RowsToJobs
+from taskharbor.spark.source.triage import Summary, triage
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-else:
-    pytest.importorskip("pyspark")
-
-from spark.two_hosts import two_hosts
-from spark.written import ask, dying_midway, jobs_in, never_ending_well, staged_rows
-
-ROWS = 12_000
-PARTITIONS = 4
+ROWS, PARTITIONS = 1_600, 4
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/jobs.db"
-    given: str = request.getfixturevalue("postgres_url")
-    return given
+def either_url(request: pytest.FixtureRequest) -> str:
+    """PostgreSQL has staging and publishing of its own."""
+    found: str = request.getfixturevalue("url" if request.param == "sqlite" else "postgres_url")
+    return found
 
 
-@pytest.fixture
-def small_batches(spark: SparkSession) -> Iterator[SparkSession]:
-    """So that a partition is many batches, and one that dies has staged some of them."""
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    spark.conf.set(name, "500")
-    yield spark
-    spark.conf.unset(name)
-
-
-def save(frame: DataFrame, url: str, **options: str) -> None:
-    frame.write.format("taskharbor").option("url", url).options(**options).mode("append").save()
-
-
-def payloads(url: str) -> list[int]:
-    return sorted(json.loads(job.payload)["n"] for job in jobs_in(url))
+def numbers(spark: SparkSession, rows: int = ROWS) -> DataFrame:
+    return spark.range(0, rows, 1, PARTITIONS).selectExpr("id AS n")
 
 
 def test_every_row_becomes_a_job_with_the_fields_its_columns_name(spark: SparkSession, url: str) -> None:
@@ -71,42 +56,34 @@ def test_every_row_becomes_a_job_with_the_fields_its_columns_name(spark: SparkSe
 
 
 def test_tasks_that_die_midway_add_nothing_twice_and_lose_nothing(
-    small_batches: SparkSession, url: str
+    small_batches: SparkSession, either_url: str
 ) -> None:
-    rows = small_batches.range(0, ROWS, 1, PARTITIONS).selectExpr("id AS n")
-    save(rows.mapInArrow(dying_midway(), "n long"), url, type="t")
-    assert payloads(url) == list(range(ROWS))
-    assert staged_rows(url) == 0
+    frame = numbers(small_batches).mapInArrow(dying(partition=1, tries=1), "n long")
+    save(frame.mapInArrow(dying(partition=3, tries=2, killed=True), "n long"), either_url, type="t")
+    assert payloads(either_url) == list(range(ROWS))
+    assert staged_rows(either_url) == 0
 
 
-def test_jobs_run_in_the_order_of_the_dataframe(spark: SparkSession, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db"
-    save(spark.range(0, 300, 1, 5).selectExpr("id AS n").coalesce(3), url, type="t")
-    claimed = ask(
-        url,
-        lambda driver: driver.reserve(
-            "default", limit=300, lease_for=1_000_000, now=time.time_ns() // 1000, worker="w"
-        ),
-    )
+def test_jobs_run_in_the_order_of_the_dataframe(spark: SparkSession, url: str) -> None:
+    save(numbers(spark, 300).coalesce(3), url, type="t")
+    hold: dict[str, Any] = {"limit": 300, "lease_for": SECOND, "worker": "w"}
+    claimed = ask(url, lambda driver: driver.reserve("default", now=wall_clock(), **hold))
     assert [json.loads(job.payload)["n"] for job in claimed] == list(range(300))
 
 
-def test_an_aborted_write_leaves_no_job_and_nothing_staged(small_batches: SparkSession, url: str) -> None:
-    from pyspark.errors import PySparkException
-
-    rows = small_batches.range(0, ROWS, 1, PARTITIONS).selectExpr("id AS n")
-    with pytest.raises(PySparkException, match="never survives"):
-        save(rows.mapInArrow(never_ending_well(), "n long"), url, type="t")
-    assert jobs_in(url) == []
-    assert staged_rows(url) == 0
+def test_an_aborted_write_leaves_no_job_and_nothing_staged(
+    small_batches: SparkSession, either_url: str
+) -> None:
+    frame = numbers(small_batches).mapInArrow(dying(partition=1, tries=9), "n long")
+    with pytest.raises(PySparkException, match="does not survive"):
+        save(frame, either_url, type="t")
+    assert jobs_in(either_url) == []
+    assert staged_rows(either_url) == 0
 
 
 def test_a_row_that_cannot_be_a_job_fails_the_write_with_the_reason_and_the_row(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, url: str
 ) -> None:
-    from pyspark.errors import PySparkException
-
-    url = f"sqlite:///{tmp_path}/jobs.db"
     rows = spark.sql("SELECT if(id = 77, '{oops', '{}') AS payload, 't' AS type FROM range(0, 100, 1, 2)")
     with pytest.raises(PySparkException) as caught:
         save(rows, url)
@@ -116,82 +93,202 @@ def test_a_row_that_cannot_be_a_job_fails_the_write_with_the_reason_and_the_row(
     assert staged_rows(url) == 0
 
 
-def test_what_is_wrong_with_the_write_is_said_before_a_task_runs(spark: SparkSession, tmp_path: Path) -> None:
-    from pyspark.errors import PySparkException
-
-    rows = spark.range(1)
-    url = f"sqlite:///{tmp_path}/jobs.db"
-    for options, reason in (
-        ({}, "of what type"),
-        ({"type": "t", "prioritty": "1"}, "unknown option prioritty"),
-        ({"type": "t", "mode": "delete"}, "choose enqueue"),
-    ):
-        with pytest.raises(PySparkException, match=reason):
-            save(rows, url, **options)
-    with pytest.raises(PySparkException, match="only ever added"):
-        rows.write.format("taskharbor").option("url", url).option("type", "t").mode("overwrite").save()
-    with pytest.raises(PySparkException, match="memory of one process"):
-        save(rows, "memory://", type="t")
+@pytest.mark.parametrize(
+    ("columns", "options", "reason"),
+    [
+        ("n", {}, "of what type"),
+        ("n", {"type": "t", "prioritty": "1"}, "unknown option prioritty"),
+        ("n", {"type": "t", "mode": "delete"}, "choose enqueue"),
+        ("n", {"type": "t", "url": "memory://"}, "memory of one process"),
+        ("n", {"mode": "cancel"}, "takes a column `id`"),
+        ("payload n", {"type": "t"}, "the columns n are no fields"),
+        ("n", {"type": "t", "priority": "high"}, "option priority='high'"),
+        ("n", {"type": "t", "priority": "99999"}, "priority 99999"),
+        ("n", {"type": "t", "headers": "[]"}, "option headers"),
+        ("n", {"type": "t", "codec": "pickle"}, "unknown codec"),
+        ("n", {"type": "t", "delay": "1", "run_at": "2030-01-01T00:00:00+00:00"}, "either run_at or delay"),
+    ],
+)
+def test_what_is_wrong_with_the_write_is_said_before_a_task_runs(
+    url: str, tmp_path: Path, columns: str, options: dict[str, str], reason: str
+) -> None:
+    schema = StructType([StructField(name, StringType()) for name in columns.split()])
+    with pytest.raises(ValueError, match=reason):
+        TaskHarborDataSource({"url": url} | options).writer(schema, overwrite=False)
+    with pytest.raises(InvalidRequest, match="only ever added"):
+        TaskHarborDataSource({"url": url, "type": "t"}).writer(schema, overwrite=True)
     assert not (tmp_path / "jobs.db").exists()
 
 
 def test_a_batch_of_a_stream_that_is_done_over_is_published_once(
-    spark: SparkSession, url: str, tmp_path: Path
+    spark: SparkSession, either_url: str, tmp_path: Path
 ) -> None:
-    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
-    source.mkdir()
-
-    def run(first: int, count: int) -> None:
-        if count:
-            lines = "\n".join(json.dumps({"n": n}) for n in range(first, first + count))
-            (source / f"{first}.json").write_text(lines)
-        stream = spark.readStream.schema("n long").json(str(source))
-        query = (
-            stream.writeStream.format("taskharbor")
-            .option("url", url)
-            .option("type", "t")
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-
-    run(0, 30)
-    run(30, 20)
-    latest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
-    assert latest == 1
-    # As if Spark had died after the jobs were published and before it took note of it.
-    for path in (checkpoint / "commits").iterdir():
-        if path.name in (str(latest), f".{latest}.crc"):
-            path.unlink()
-    run(50, 0)
-    assert payloads(url) == list(range(50))
-    run(50, 5)
-    assert payloads(url) == list(range(55))
-    assert staged_rows(url) == 0
+    stream = JobStream(spark, either_url, tmp_path)
+    stream.run(*range(30))
+    stream.run(*range(30, 50))
+    stream.forget_commit(1)
+    stream.run()
+    assert payloads(either_url) == list(range(50))
+    stream.run(*range(50, 55))
+    assert payloads(either_url) == list(range(55))
+    assert staged_rows(either_url) == 0
 
 
-@pytest.mark.timeout(400)
-def test_of_a_task_that_runs_twice_at_once_only_one_copy_counts(postgres_url: str, tmp_path: Path) -> None:
-    """On a cluster of its own, with speculation on: Spark starts a second copy of the straggler, and a task dies as well."""
-    try:
-        check()
-    except SparkUnavailable as error:
-        need(str(error))
-    urls = [postgres_url, f"sqlite:///{tmp_path}/jobs.db"]
-    program = Path(__file__).with_name("speculating_app.py")
-    with two_hosts(tmp_path) as master:
-        done = subprocess.run(
-            [sys.executable, str(program), master, str(tmp_path), str(ROWS), *urls],
-            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
-            capture_output=True,
-            text=True,
-            timeout=360,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-5000:]
-    for number, url in enumerate(urls):
-        for partition in (1, 3):
-            assert len(list((tmp_path / str(number)).glob(f"{partition}.*"))) >= 2
-        assert payloads(url) == list(range(ROWS))
-        assert staged_rows(url) == 0
+# -- triage -------------------------------------------------------------------------------------------------------
+
+
+def triage_frame(spark: SparkSession, ids: list[str], url: str, mode: str) -> None:
+    save(spark.createDataFrame([(one,) for one in ids], "id string").repartition(2), url, mode=mode)
+
+
+def states(url: str) -> dict[str, JobState]:
+    return {job.id: job.state for job in jobs_in(url)}
+
+
+def test_dead_jobs_are_requeued_cancelled_and_purged_by_id_and_what_could_not_be_done_is_counted(
+    spark: SparkSession, url: str
+) -> None:
+    dead = add(url, 7)
+    assert work_off(url, dies=lambda job: True) == 7
+    triage_frame(spark, dead[:3], url, "requeue")
+    triage_frame(spark, dead[:1], url, "cancel")
+    triage_frame(spark, [dead[0], *dead[5:]], url, "purge")
+    ready, died = JobState.READY, JobState.DEAD
+    assert states(url) == {dead[1]: ready, dead[2]: ready, dead[3]: died, dead[4]: died}
+
+    with pytest.raises(PySparkException) as caught:
+        triage_frame(spark, [*dead[2:4], "nobody"], url, "requeue")
+    text = str(caught.value)
+    assert "requeue: 1 done (ready 1)" in text
+    assert f"1 not, only a dead job can be requeued (e.g. {dead[2]})" in text
+    assert "1 not, no job with this id (never accepted, or removed by retention) (e.g. nobody)" in text
+    assert states(url)[dead[3]] is ready
+    with pytest.raises(PySparkException, match="not text"):
+        save(spark.range(1), url, mode="cancel")
+
+
+def test_more_ids_than_fit_in_one_batch_are_all_answered(url: str) -> None:
+    ids = add(url, 2500)
+    answers = triage(url, "cancel", [*ids, "nobody"])
+    assert answers[:-1] == [JobState.CANCELLED] * 2500
+    assert "2500 done (cancelled 2500); 1 not" in str(Summary("cancel", answers))
+    assert len(triage(url, "purge", ids)) == 2500
+    assert states(url) == {}
+
+
+# -- rows, as Arrow, become records ----------------------------------------------------------------------------------
+
+
+def made(columns: dict[str, Any], **options: str) -> list[JobRecord]:
+    batch = pa.record_batch(columns)
+    return list(RowsToJobs(batch.schema.names, options).records(batch, RecordBuilder(), NOW))
+
+
+@pytest.mark.parametrize(
+    ("columns", "codec", "payloads"),
+    [
+        ({"payload": pa.array(['{"a": 1}', None])}, "json", [b'{"a": 1}', b"null"]),
+        ({"payload": pa.array([b"\x81\xa1a\x01"])}, "msgpack", [b"\x81\xa1a\x01"]),
+        ({"payload": pa.array([[("x", 1)]], pa.map_(pa.string(), pa.int64()))}, "json", [b'{"x":1}']),
+        (
+            {"payload": pa.array([{"a": [1], "b": {"c": "line\nend"}}])},
+            "json",
+            [b'{"a":[1],"b":{"c":"line\\nend"}}'],
+        ),
+        ({"n": pa.array([1]), "day": pa.array([date(2026, 1, 2)])}, "json", [b'{"n":1,"day":"2026-01-02"}']),
+        ({"queue": pa.array(["a", "b"])}, "json", [b"{}", b"{}"]),
+        ({"queue": pa.array([], pa.string()), "n": pa.array([], pa.int64())}, "json", []),
+    ],
+)
+def test_a_payload_is_json_text_bytes_something_to_encode_or_the_columns_that_are_no_fields(
+    columns: dict[str, Any], codec: str, payloads: list[bytes]
+) -> None:
+    jobs = made(columns, type="t", codec=codec)
+    assert [job.payload for job in jobs] == payloads
+    assert {(job.type, job.codec, job.run_at_us) for job in jobs} <= {("t", codec, NOW)}
+    assert len({job.id for job in jobs}) == len(jobs)
+
+
+@pytest.mark.parametrize(
+    "names", [["n"], ["a b", "ü", ""], ['quo"te', "back\\slash", "line\nend"], ["class", "n"]]
+)
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_an_object_has_the_names_and_values_of_its_columns(names: list[str], codec: str) -> None:
+    values = [None, 1.5, "x\ny", {"inner": [1, None]}]
+    batch = {name: pa.array([values[n % 4]] * 2) for n, name in enumerate(names)}
+    decode = msgspec.json.decode if codec == "json" else msgspec.msgpack.decode
+    wanted = {name: values[n % 4] for n, name in enumerate(names)}
+    assert [decode(job.payload) for job in made(batch, type="t", codec=codec)] == [wanted, wanted]
+
+
+def test_every_field_of_a_request_is_a_column() -> None:
+    when = datetime(2030, 1, 1, tzinfo=UTC)
+    flags = {"payload": False, "run_at": "later", "retry": None, "reset_counts": None}
+    (first, second) = made(
+        {
+            "type": pa.array(["mail", "sms"]),
+            "queue": pa.array(["a", None]),
+            "run_at": pa.array([when, None], pa.timestamp("us", "UTC")),
+            "delay": pa.array([None, timedelta(seconds=3)], pa.duration("us")),
+            "timeout": pa.array([Decimal("1.5"), None]),
+            "priority": pa.array([4, None], pa.int32()),
+            "key": pa.array([None, "k"]),
+            "update": pa.array([None, flags]),
+            "idempotency_key": pa.array(["i", None]),
+            "max_attempts": pa.array([9, None]),
+            "max_stalls": pa.array([None, 2]),
+            "backoff": pa.array([[1.0, 2.0], None]),
+            "headers": pa.array([[("a", "b")], None], pa.map_(pa.string(), pa.string())),
+            "codec": pa.array(["msgpack", None]),
+            "n": pa.array([1, 2]),
+        },
+        queue="fallback",
+        priority="-1",
+    )
+    assert (first.type, first.queue, first.run_at_us) == ("mail", "a", to_micros(when))
+    assert (first.timeout_us, first.priority, first.idempotency_key) == (1_500_000, 4, "i")
+    assert (first.max_attempts, first.backoff_min_us, first.headers) == (9, 1_000_000, {"a": "b"})
+    assert (first.codec, msgspec.msgpack.decode(first.payload)) == ("msgpack", {"n": 1})
+    assert (second.queue, second.run_at_us, second.priority) == ("fallback", NOW + 3_000_000, -1)
+    assert (second.key, second.max_stalls, second.codec) == ("k", 2, "json")
+    assert second.update == UpdateFlags(payload=False, run_at="later")
+    assert second.payload == b'{"n":2}'
+
+
+def test_a_row_with_its_own_time_does_not_mind_the_delay_of_all() -> None:
+    when = datetime(2030, 1, 1, tzinfo=UTC)
+    jobs = made(
+        {"run_at": pa.array([when, None], pa.timestamp("us", "UTC")), "n": pa.array([1, 2])},
+        type="t",
+        delay="60",
+    )
+    assert [job.run_at_us for job in jobs] == [to_micros(when), NOW + 60_000_000]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"payload": pa.array(["{}", "{broken"])}, "is no JSON"),
+        ({"type": pa.array(["t", None]), "n": pa.array([1, 2])}, "the column `type` is null"),
+        ({"type": pa.array(["ok", ""]), "n": pa.array([1, 2])}, "type '': expected `str` of length >= 1"),
+        ({"priority": pa.array([1, 99_999]), "n": pa.array([1, 2])}, "priority 99999"),
+        ({"priority": pa.array(["1", "2"]), "n": pa.array([1, 2])}, "priority '1'"),
+        ({"payload": pa.array([b"{}", b"1" * 2_000_000])}, "store the data elsewhere"),
+        ({"delay": pa.array([1.0, -1.0]), "n": pa.array([1, 2])}, "lies in the past"),
+        ({"run_at": pa.array([datetime(2030, 1, 1)] * 2), "n": pa.array([1, 2])}, "has no time zone"),
+        ({"codec": pa.array(["json", "pickle"]), "n": pa.array([1, 2])}, "unknown codec 'pickle'"),
+        ({"headers": pa.array(["{}", '{"a": 1}']), "n": pa.array([1, 2])}, "Expected `str`"),
+    ],
+)
+def test_a_row_that_cannot_be_a_job_is_named_with_the_reason(columns: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RowRefused, match="The row: ") as caught:
+        made(columns, type="t") if "type" not in columns else made(columns)
+    assert reason in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_rows_that_have_their_fields_in_common_stay_in_order() -> None:
+    jobs = made({"type": pa.array([f"t{n % 3}" for n in range(90)]), "n": pa.array(range(90))})
+    assert [job.type for job in jobs] == [f"t{n % 3}" for n in range(90)]
+    assert [json.loads(job.payload) for job in jobs] == [{"n": n} for n in range(90)]
+    assert len({job.id for job in jobs}) == 90

@@ -1,0 +1,234 @@
+"""Attempt logs for tests: rows made by hand, lives made up at random, and lives that drivers really had."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from records import make_record
+from taskharbor.bulk.tables import ATTEMPTS, attempts_batch, jobs_batch
+from taskharbor.drivers import contract
+from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
+from taskharbor.drivers.registry import connect
+from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState, Micros, UpdateFlags
+from taskharbor.spark.lake import Objective
+
+Row = dict[str, Any]
+
+START = datetime(2026, 3, 1, 22, tzinfo=UTC)
+HOUR = 3600
+INSTANTS = ("created_at", "run_at", "reserved_at", "lease_expires_at", "ended_at")
+NO_LEASE: Row = {"reserved_at": None, "lease_expires_at": None, "worker": None}
+_READY = ("released", "expired", "requeued")
+STATES = {"retried": "scheduled", "merged": "cancelled", **dict.fromkeys(_READY, "ready")}
+"""States after outcomes of another name."""
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def row(seq: int = 0, **values: Any) -> Row:
+    """One attempt, by default done after two seconds of a lease of thirty. Instants are seconds after the start."""
+    created, outcome = values.get("created_at", 0), values.get("outcome", "done")
+    begun = values.get("reserved_at", created + 1)
+    named = {"job_id": f"job-{seq}", "queue": "default", "type": "send"}
+    numbers = {"seq": seq, "priority": 0, "fence": 1, "payload_size": 10}
+    lease = {"worker": "w1", "reserved_at": begun, "lease_expires_at": (begun or 0) + 30}
+    times = {"created_at": created, "run_at": created, "ended_at": created + 3}
+    end = {"outcome": outcome, "state": STATES.get(outcome, outcome)}
+    made: Row = dict.fromkeys(ATTEMPTS.names) | named | numbers | lease | times | end | values
+    return made | {name: at(made[name]) for name in INSTANTS if made[name] is not None}
+
+
+OBJECTIVES = [
+    Objective(name="soon", kind="wait", queue="mail", threshold_ms=30_000),
+    Objective(name="well", kind="success", target=0.9),
+]
+
+
+# -- made up ------------------------------------------------------------------------------------------------------
+
+
+JOBS = 120
+MESSAGES = ("job {n} not found", "no answer in {n} ms from 10.0.0.{n}", "bad value 'x{n}'")
+
+
+def history(jobs: int, seed: int, *, days: float = 0.3) -> list[Row]:
+    """A log in the order of its rows: each job's attempts follow one another, those of different jobs are mixed."""
+    rng = random.Random(seed)
+    rows = [attempt for n in range(jobs) for attempt in _life(rng, n, rng.random() * days * 24 * HOUR)]
+    rows.sort(key=lambda one: (one["ended_at"], one["fence"]))
+    return [one | {"seq": seq} for seq, one in enumerate(rows, 1)]
+
+
+def _life(rng: random.Random, n: int, created: float) -> list[Row]:
+    about: Row = {
+        "job_id": f"job-{n:06d}",
+        "queue": rng.choice(["default", "mail", "video"]),
+        "type": rng.choice(["send", "resize"]),
+        # One of its own: nothing here keeps jobs that share a key apart.
+        "key": rng.choice([None, f"key-{n}"]),
+        "priority": rng.choice([0, 5]),
+        "created_at": created,
+    }
+    if rng.random() < 0.06:
+        outcome, ended = rng.choice(["cancelled", "merged"]), created + rng.expovariate(1 / 40)
+        return [row(**about, **NO_LEASE, fence=0, ended_at=ended, outcome=outcome)]
+    rows: list[Row] = []
+    due, fence = created, 0
+    while True:
+        fence += 1
+        begun = due + rng.expovariate(1 / 40)
+        expires = begun + 120
+        ended = begun + rng.expovariate(1 / (4000 if rng.random() < 0.01 else 30))
+        outcome = rng.choices(["retried", "dead", "released", "done"], [20, 5, 5, 70])[0]
+        if ended > expires:
+            outcome, ended = "expired", expires + rng.random() * 400
+        fault: Row = {}
+        if outcome in ("retried", "dead"):
+            fault = {"error_type": "ValueError", "error_message": rng.choice(MESSAGES).format(n=n)}
+        lease: Row = {"fence": fence, "worker": f"w{rng.randrange(4)}", "outcome": outcome}
+        times: Row = {"run_at": due, "reserved_at": begun, "lease_expires_at": expires, "ended_at": ended}
+        rows.append(row(**about, **lease, **times, **fault))
+        if outcome == "dead" and rng.random() < 0.5:
+            due = ended + rng.random() * 10 * HOUR
+            rows.append(row(**about, **NO_LEASE, fence=fence, run_at=due, ended_at=due, outcome="requeued"))
+        elif outcome in ("done", "dead"):
+            return rows
+        else:
+            due = ended + rng.random() * 20
+
+
+# -- of drivers ---------------------------------------------------------------------------------------------------
+
+QUEUES = ("plain", "limited", "failed")
+LIMIT = 2
+BOOM = Failure("ValueError", "boom")
+
+Told = tuple[Sequence[Attempt], Sequence[JobRecord]]
+"""A log, and the jobs that are in the store at its end."""
+
+
+class Life:
+    """Random calls of several clients: one store, one clock that all of them read (some late), stale tokens."""
+
+    def __init__(self, clients: Sequence[Driver], seed: int, now: Micros) -> None:
+        self.clients = clients
+        self.chance = random.Random(seed)
+        self.now = now
+        self.jobs: list[str] = []
+        self.tokens: list[tuple[str, str]] = []
+
+    async def live(self, steps: int) -> None:
+        for queue, limit in (("plain", None), ("limited", LIMIT)):
+            settings = QueueSettings(max_inflight=limit, failure_queue="failed")
+            await self.clients[0].configure(queue, settings, now=self.now)
+        await asyncio.gather(*(self._client(driver, steps) for driver in self.clients))
+
+    async def told(self) -> Told:
+        log = await self.clients[0].read_attempts(limit=100_000)
+        listed = await self.clients[0].list_jobs(JobFilter(), now=self.now, limit=100_000)
+        return log.attempts, listed.jobs
+
+    async def _client(self, driver: Driver, steps: int) -> None:
+        calls = [self._enqueue] * 3 + [self._reserve] * 4 + [self._settle] * 5 + [self._extend, self._operate]
+        for _ in range(steps):
+            self.now += self.chance.choice((0, 1, 1000, SECOND // 3, SECOND, SECOND))
+            late = self.now - self.chance.choice((0, 0, 0, 0, 1, 1000, SECOND // 2, SECOND))
+            await self.chance.choice(calls)(driver, late)
+
+    async def _enqueue(self, driver: Driver, late: Micros) -> None:
+        pick = self.chance.choice
+        records = [
+            make_record(
+                now=self.now,
+                queue=pick(QUEUES[:2]),
+                priority=pick((0, 0, 5)),
+                run_at_us=self.now + pick((0, 0, 0, -SECOND, SECOND, 3 * SECOND)),
+                key=pick((None, None, "k", "l")),
+                update=pick((None, UpdateFlags(run_at="yes"), UpdateFlags(run_at="later"))),
+                max_attempts=pick((2, 3, 5)),
+                max_stalls=pick((0, 1)),
+            )
+            for _ in range(self.chance.randint(1, 4))
+        ]
+        self.jobs += [record.id for record in records]
+        await driver.enqueue(records, now=self.now)
+
+    async def _reserve(self, driver: Driver, late: Micros) -> None:
+        pick, worker = self.chance.choice, f"w{self.clients.index(driver)}"
+        queue, limit, span = pick(QUEUES), pick((1, 2, 5)), pick((1, 2, 5)) * SECOND
+        leased = await driver.reserve(queue, limit=limit, lease_for=span, now=late, worker=worker)
+        self.tokens += [(job.id, job.token or "") for job in leased]
+
+    async def _settle(self, driver: Driver, late: Micros) -> None:
+        if self.tokens:
+            lease, soon = self.chance.choice(self.tokens[-6:]), self.now + self.chance.choice((0, SECOND))
+            ends: list[contract.Settlement] = [
+                *[contract.Ack(*lease)] * 2,
+                contract.Retry(*lease, soon, 1, BOOM),
+                contract.Fail(*lease, 1, BOOM),
+                contract.Release(*lease, self.chance.choice((None, soon))),
+                contract.Discard(*lease, BOOM),
+            ]
+            await driver.settle([self.chance.choice(ends)], now=late)
+
+    async def _extend(self, driver: Driver, late: Micros) -> None:
+        if self.tokens:
+            extension = contract.Extension(*self.chance.choice(self.tokens[-6:]))
+            (lease,) = await driver.extend_lease([extension], lease_for=2 * SECOND, now=late)
+            if not isinstance(lease, Exception):
+                self.tokens.append((extension.job_id, lease.token))
+
+    async def _operate(self, driver: Driver, late: Micros) -> None:
+        await driver.reclaim(now=late)
+        if self.jobs and self.chance.random() < 0.5:
+            await driver.cancel([self.chance.choice(self.jobs[-10:])], now=late)
+        if self.chance.random() < 0.5:
+            dead = JobFilter(states=frozenset({JobState.DEAD}))
+            page = await driver.list_jobs(dead, now=self.now, limit=5)
+            await driver.requeue([job.id for job in page.jobs], now=late)
+
+
+@asynccontextmanager
+async def life_on(url: str, seed: int, clients: int) -> AsyncIterator[Life]:
+    print(f"seed {seed} on {url.partition(':')[0]}")
+    first = connect(url)
+    handles = [first, *(first.clone() for _ in range(clients - 1))]
+    for handle in handles:
+        await handle.open()
+    try:
+        yield Life(handles, seed, await first.time())
+    finally:
+        for handle in handles:
+            await handle.close()
+
+
+async def live(url: str, seed: int, *, clients: int, steps: int) -> Told:
+    async with life_on(url, seed, clients) as life:
+        await life.live(steps)
+        return await life.told()
+
+
+def frames(spark: SparkSession, told: Mapping[str, Told]) -> tuple[DataFrame, DataFrame]:
+    """The attempts and the jobs of all, each as a source of its own."""
+
+    def together(batches: Mapping[str, pa.RecordBatch]) -> DataFrame:
+        tables = [
+            pa.Table.from_batches([batch]).append_column(
+                "source", pa.array([source] * len(batch), pa.string())
+            )
+            for source, batch in batches.items()
+        ]
+        return spark.createDataFrame(pa.concat_tables(tables))
+
+    logs = together({source: attempts_batch(attempts) for source, (attempts, _) in told.items()})
+    return logs, together({source: jobs_batch(jobs) for source, (_, jobs) in told.items()})

@@ -1,0 +1,117 @@
+"""Spark programs that tests run in processes of their own: `programs.py NAME ARGUMENT...`. One JVM per process.
+
+- `die_midway LAKE SEED CUT STEP` runs the pipeline over the first rows of a history, and is gone in the middle of a step.
+- `speculate MASTER MARKS ROWS URL...` writes with a straggler that Spark runs twice at once, and a task that dies.
+- `drain MASTER URL FILE SETTINGS` runs workers on executors until all is done, and then until it interrupts itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from taskharbor.spark.session import local_session
+
+STRAGGLES_FOR = 60.0
+"""Seconds. Nobody waits for them: the second copy is done long before."""
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+    "spark.executor.cores": "2",
+}
+
+
+def die_midway(folder: str, seed: str, cut: str, doomed: str) -> None:
+    sys.path.append(str(Path(__file__).parents[1]))
+    from spark.histories import JOBS, OBJECTIVES, history
+    from taskharbor.demo.analysis import SMALL
+    from taskharbor.spark.lake import Lake, run_pipeline
+    from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
+
+    def die_writing() -> None:
+        """Gone as soon as Spark has begun to write files of the step that has just begun. Those of earlier steps are complete."""
+        while not any(path.is_file() for path in Path(folder).glob("*/*/write=*/_temporary/**/*.parquet")):
+            pass
+        os._exit(9)
+
+    def progress(step: str, number: int, steps: int) -> None:
+        if step == doomed:
+            threading.Thread(target=die_writing, daemon=True).start()
+
+    spark = local_session("child", master="local[2,4]", settings=SMALL)
+    log = spark.createDataFrame(history(JOBS, int(seed))[: int(cut)], ATTEMPT_COLUMNS).coalesce(1)
+    run_pipeline(spark, Lake(folder), log, name="log", objectives=OBJECTIVES, progress=progress)
+
+
+def speculate(master: str, marks: str, rows: str, settings: str, *urls: str) -> None:
+    """Spark puts a second copy of a task on another host only, and makes none in local mode."""
+    spark = local_session("speculation", master=master, settings=SPECULATION | json.loads(settings))
+
+    def is_first(mark: Path) -> bool:
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    for number, url in enumerate(urls):
+        folder = Path(marks) / str(number)
+        folder.mkdir()
+
+        def passed_on(batches: Iterator[pa.RecordBatch], folder: Path = folder) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            assert context is not None
+            partition = context.partitionId()
+            (folder / f"{partition}.{context.attemptNumber()}").touch()
+            for place, batch in enumerate(batches):
+                # Whichever copy comes first: Spark may start the second before the first has begun to work.
+                if place == 2 and partition == 1 and is_first(folder / "straggler"):
+                    time.sleep(STRAGGLES_FOR)
+                if place == 2 and partition == 3 and is_first(folder / "victim"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield batch
+
+        frame = spark.range(0, int(rows), 1, 6).selectExpr("id AS n").mapInArrow(passed_on, "n long")
+        frame.write.format("taskharbor").options(url=url, type="t", queue="q").mode("append").save()
+    spark.stop()
+
+
+def drain(master: str, url: str, file: str, settings: str) -> None:
+    from taskharbor.spark.workers import Progress, run_on_executors
+
+    spark = local_session(master=master, settings=json.loads(settings))
+    spark.sparkContext.addPyFile(file)
+    app = "worker_app:harbor"
+    bounds: Any = {"until_empty": True, "lease": 2.0, "poll_interval": 0.2, "concurrency": 2}
+    drained = run_on_executors(spark, app, url, workers=2, queues=["default"], **bounds)
+    interrupted: list[int] = []
+
+    def progress(now: Progress) -> None:
+        if now.ended >= 10 and not interrupted:
+            interrupted.append(now.ended)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = run_on_executors(
+        spark, app, url, workers=2, concurrency=1, prefetch=0, queues=["later"], progress=progress
+    )
+    spark.stop()
+    print(json.dumps([drained.ended, stopped.stopped, stopped.cancelled, stopped.done]))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
