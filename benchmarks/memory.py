@@ -11,7 +11,7 @@ from functools import partial
 from benchmarks import claims, ours
 from benchmarks.measure import Figure, alternate
 from benchmarks.workload import TYPES
-from taskharbor import connect
+from taskharbor.drivers.registry import connect
 
 
 async def _noop(n: int) -> None:

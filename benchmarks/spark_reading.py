@@ -18,7 +18,7 @@ from adbc_driver_postgresql import dbapi
 
 from benchmarks.measure import Figure, alternate
 from benchmarks.postgres_server import fresh_database, settle_down
-from taskharbor import connect
+from taskharbor.drivers.registry import connect
 from taskharbor.jobs import JobRecord
 
 if TYPE_CHECKING:

@@ -25,4 +25,4 @@ def names(types: int) -> list[str]:
 
 
 for _name in names(max(TYPES)):
-    harbor.job(name=_name)(noop.function)
+    harbor.job(type=_name)(noop.function)

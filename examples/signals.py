@@ -1,6 +1,6 @@
 """How a handler says what should happen next, other than by failing."""
 
-from taskharbor import Discard, Harbor, Retry, Snooze, Unrecoverable, current_job
+from taskharbor import Cancel, Harbor, Retry, Snooze, Unrecoverable, current_job
 
 harbor = Harbor("sqlite:///signals.db")
 
@@ -13,7 +13,7 @@ async def visit(place: str) -> str:
     if place == "closed":
         raise Unrecoverable("it will not open again")
     if place == "gone":
-        raise Discard("nobody needs this any more")
+        raise Cancel("nobody needs this any more")
     if place == "early":
         raise Snooze(3600)
     return f"{place} on attempt {job.attempt}"

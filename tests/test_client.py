@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
-from taskharbor import AsyncClient, Client, FakeClock, JobFilter, JobRequest, JobState, QueueSettings
+from taskharbor import AsyncClient, Client, JobFilter, JobRequest, JobState, QueueSettings
 from taskharbor.client import portal
+from taskharbor.clock import FakeClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import (
     BackendUnavailable,

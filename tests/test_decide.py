@@ -8,8 +8,9 @@ import pytest
 
 import taskharbor.signals as signals
 from records import NOW, make_record
-from taskharbor import CodecError, CodecRegistry, FixedDelays, JobRecord, PayloadInvalid
-from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
+from taskharbor import CodecError, FixedDelays, JobRecord, PayloadInvalid
+from taskharbor.codec import CodecRegistry
+from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
 from taskharbor.handlers import Handler
 from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, to_micros
 from taskharbor.middleware import PayloadRejected, Raised
@@ -46,7 +47,7 @@ def raised(error: BaseException) -> Raised:
         ([1], Ack("j", "k", b"\x91\x01"), {"job": record(codec="msgpack")}),
         ("x" * (MAX_RESULT_BYTES - 2), Ack("j", "k", b'"' + b"x" * (MAX_RESULT_BYTES - 2) + b'"'), {}),
         (Raised(signals.Snooze(4)), Release("j", "k", NOW + 4 * SECOND), {}),
-        (Raised(signals.Discard("stale")), Discard("j", "k", Failure("Discard", "stale")), {}),
+        (Raised(signals.Cancel("stale")), Discard("j", "k", Failure("Cancel", "stale")), {}),
         (Raised(signals.Unrecoverable("gone")), Fail("j", "k", 1, Failure("Unrecoverable", "gone")), {}),
         # An invalid payload is dead or completed, and no attempt. What has an unknown codec is never completed.
         (INVALID, Fail("j", "k", 0, Failure("PayloadInvalid", "Expected `int`")), {}),
@@ -76,7 +77,7 @@ def test_a_result_that_cannot_be_kept_is_no_failure(result: Any, caplog: pytest.
 
 def test_a_coroutine_is_no_result_but_work_not_done() -> None:
     settled = decided(nothing(None))
-    assert isinstance(settled, Retry)
+    assert isinstance(settled, RetryAt)
     assert settled.error.type == "NotAwaited"
     assert "async def" in settled.error.message
 
@@ -84,10 +85,10 @@ def test_a_coroutine_is_no_result_but_work_not_done() -> None:
 def test_a_failure_is_retried_by_the_policy_until_attempts_are_spent() -> None:
     error = raised(ValueError("no"))
     first = decided(error, retry=FixedDelays([3, 7]))
-    assert isinstance(first, Retry)
+    assert isinstance(first, RetryAt)
     assert (first.run_at_us, first.attempts) == (NOW + 3 * SECOND, 1)
     second = decided(error, job=record(attempts=1), retry=FixedDelays([3, 7]))
-    assert isinstance(second, Retry)
+    assert isinstance(second, RetryAt)
     assert (second.run_at_us, second.attempts) == (NOW + 7 * SECOND, 2)
     last = decided(error, job=record(attempts=2, max_attempts=3))
     assert isinstance(last, Fail)
@@ -95,7 +96,7 @@ def test_a_failure_is_retried_by_the_policy_until_attempts_are_spent() -> None:
 
 
 def test_stalls_count_as_executions() -> None:
-    assert isinstance(decided(raised(ValueError()), job=record(stalls=1, max_attempts=3)), Retry)
+    assert isinstance(decided(raised(ValueError()), job=record(stalls=1, max_attempts=3)), RetryAt)
     assert isinstance(decided(raised(ValueError()), job=record(stalls=2, max_attempts=3)), Fail)
 
 
@@ -104,7 +105,7 @@ def test_the_default_backoff_stays_within_the_jobs_bounds(attempts: int) -> None
     job = record(attempts=attempts, max_attempts=100, backoff_min_us=1 * SECOND, backoff_max_us=20 * SECOND)
     for _ in range(50):
         settled = decided(raised(ValueError()), job=job)
-        assert isinstance(settled, Retry)
+        assert isinstance(settled, RetryAt)
         delay = settled.run_at_us - NOW
         exact = min(SECOND * 2**attempts, 20 * SECOND)
         assert 0.9 * exact - 1 <= delay <= min(1.1 * exact + 1, 20 * SECOND)
@@ -126,14 +127,14 @@ class Loose:
 @pytest.mark.parametrize("policy", [Broken(), Loose(None), Loose(float("nan")), Loose("soon")])
 def test_a_broken_retry_policy_falls_back_to_the_default(policy: Any) -> None:
     settled = decided(raised(ValueError()), retry=policy)
-    assert isinstance(settled, Retry)
+    assert isinstance(settled, RetryAt)
     assert 0.9 * SECOND <= settled.run_at_us - NOW <= 1.1 * SECOND
 
 
 @pytest.mark.parametrize(("delay", "run_at"), [(1500.75, NOW + 1500), (-5, NOW)])
 def test_a_policys_delay_becomes_whole_microseconds_from_now_on(delay: float, run_at: int) -> None:
     settled = decided(raised(ValueError()), retry=Loose(delay))
-    assert isinstance(settled, Retry)
+    assert isinstance(settled, RetryAt)
     assert (type(settled.run_at_us), settled.run_at_us) == (int, run_at)
 
 
@@ -143,22 +144,22 @@ def test_retry_by_the_handler() -> None:
         (signals.Retry(delay=5), NOW + 5 * SECOND),
         (signals.Retry(delay=timedelta(minutes=1)), NOW + 60 * SECOND),
         (signals.Retry(delay=-5), NOW),
-        (signals.Retry(at=at), to_micros(at)),
+        (signals.Retry(run_at=at), to_micros(at)),
     ]:
         settled = decided(raised(signal))
-        assert isinstance(settled, Retry)
+        assert isinstance(settled, RetryAt)
         assert (settled.run_at_us, settled.attempts) == (run_at, 1)
-        assert settled.error == Failure("Retry", "retry asked for")
+        assert settled.error == Failure("RetryAt", "retry asked for")
     assert isinstance(decided(raised(signals.Retry(delay=5)), job=record(attempts=4)), Fail)
     by_policy = decided(raised(signals.Retry()), retry=FixedDelays([2]))
-    assert isinstance(by_policy, Retry)
+    assert isinstance(by_policy, RetryAt)
     assert by_policy.run_at_us == NOW + 2 * SECOND
 
 
 @pytest.mark.parametrize("signal", [signals.Retry(delay=1e15), signals.Snooze(1e15)])
 def test_no_time_lies_beyond_the_calendar(signal: signals.HandlerSignal) -> None:
     settled = decided(raised(signal))
-    assert isinstance(settled, (Retry, Release))
+    assert isinstance(settled, (RetryAt, Release))
     assert settled.run_at_us is not None
     assert settled.run_at_us < to_micros(datetime.max.replace(tzinfo=UTC))
 
@@ -219,11 +220,11 @@ def test_describe_gives_a_remote_error_as_it_was() -> None:
     remote = signals.Retry("no", delay=3)
     remote.failure = failure
     settled = decided(Raised(remote))
-    assert settled == Retry("j", "k", NOW + 3 * SECOND, 1, failure)
+    assert settled == RetryAt("j", "k", NOW + 3 * SECOND, 1, failure)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
 def test_what_is_no_exception_is_a_failure_too(error: BaseException) -> None:
     settled = decided(raised(error))
-    assert isinstance(settled, Retry)
+    assert isinstance(settled, RetryAt)
     assert settled.error.type == type(error).__name__

@@ -27,7 +27,7 @@ def test_declare_enqueue_run_read_the_result(harbor: Harbor) -> None:
     async def total(order: Order, *, factor: int = 2) -> int:
         return len(order.lines) * factor
 
-    @harbor.job(name="shout")
+    @harbor.job(type="shout")
     def upper(text: str) -> str:
         return text.upper()
 
@@ -201,7 +201,7 @@ def test_closing_and_using_again(harbor: Harbor) -> None:
 def test_a_wrong_option_is_refused_where_the_job_is_declared(
     harbor: Harbor, options: dict[str, Any], said: str
 ) -> None:
-    harbor.job(name="same")(lambda: None)
+    harbor.job(type="same")(lambda: None)
     with pytest.raises(InvalidRequest, match=f"'add|same'.*{said}"):
         harbor.job(**{"name": "add", **options})(lambda n: n)
     assert list(harbor.handlers) == ["same"]

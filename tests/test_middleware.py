@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import pytest
 
 from records import make_record
-from taskharbor import CodecRegistry, Job, JobTimeout
-from taskharbor.codec import Arguments
+from taskharbor import Job, JobTimeout
+from taskharbor.codec import Arguments, CodecRegistry
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import (

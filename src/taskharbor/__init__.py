@@ -33,33 +33,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taskharbor.client import AsyncClient as AsyncClient
     from taskharbor.client import Client as Client
-    from taskharbor.clock import BackendClock as BackendClock
-    from taskharbor.clock import Clock as Clock
-    from taskharbor.clock import FakeClock as FakeClock
-    from taskharbor.clock import SystemClock as SystemClock
     from taskharbor.codec import JSON as JSON
     from taskharbor.codec import MSGPACK as MSGPACK
     from taskharbor.codec import Codec as Codec
-    from taskharbor.codec import CodecRegistry as CodecRegistry
-    from taskharbor.drivers.contract import Driver as Driver
     from taskharbor.drivers.contract import JobFilter as JobFilter
     from taskharbor.drivers.contract import QueueSettings as QueueSettings
     from taskharbor.drivers.contract import QueueStats as QueueStats
-    from taskharbor.drivers.registry import connect as connect
     from taskharbor.errors import BackendUnavailable as BackendUnavailable
     from taskharbor.errors import CodecError as CodecError
+    from taskharbor.errors import HandlerMissing as HandlerMissing
     from taskharbor.errors import InvalidRequest as InvalidRequest
     from taskharbor.errors import JobError as JobError
     from taskharbor.errors import JobFailed as JobFailed
+    from taskharbor.errors import JobFinished as JobFinished
+    from taskharbor.errors import JobNotDead as JobNotDead
     from taskharbor.errors import JobNotFound as JobNotFound
     from taskharbor.errors import JobNotInflight as JobNotInflight
     from taskharbor.errors import JobTimeout as JobTimeout
+    from taskharbor.errors import KeyConflict as KeyConflict
     from taskharbor.errors import LeaseExpired as LeaseExpired
     from taskharbor.errors import LeaseMismatch as LeaseMismatch
     from taskharbor.errors import MissingExtra as MissingExtra
     from taskharbor.errors import PayloadInvalid as PayloadInvalid
+    from taskharbor.errors import SchemaMismatch as SchemaMismatch
     from taskharbor.errors import TaskHarborError as TaskHarborError
+    from taskharbor.errors import UnknownDriver as UnknownDriver
     from taskharbor.errors import WaitTimeout as WaitTimeout
+    from taskharbor.errors import WorkerProcessDied as WorkerProcessDied
+    from taskharbor.handlers import Options as Options
     from taskharbor.harbor import AsyncJobType as AsyncJobType
     from taskharbor.harbor import Harbor as Harbor
     from taskharbor.harbor import JobHandle as JobHandle
@@ -76,11 +77,10 @@ if TYPE_CHECKING:
     from taskharbor.middleware import Job as Job
     from taskharbor.middleware import Middleware as Middleware
     from taskharbor.middleware import current_job as current_job
-    from taskharbor.requests import Defaults as Defaults
     from taskharbor.retry import ExponentialBackoff as ExponentialBackoff
     from taskharbor.retry import FixedDelays as FixedDelays
     from taskharbor.retry import RetryPolicy as RetryPolicy
-    from taskharbor.signals import Discard as Discard
+    from taskharbor.signals import Cancel as Cancel
     from taskharbor.signals import Retry as Retry
     from taskharbor.signals import Snooze as Snooze
     from taskharbor.signals import Unrecoverable as Unrecoverable
@@ -90,18 +90,17 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "client": "AsyncClient Client",
-    "clock": "BackendClock Clock FakeClock SystemClock",
-    "codec": "JSON MSGPACK Codec CodecRegistry",
-    "drivers.contract": "Driver JobFilter QueueSettings QueueStats",
-    "drivers.registry": "connect",
-    "errors": "BackendUnavailable CodecError InvalidRequest JobError JobFailed JobNotFound JobNotInflight JobTimeout"
-    " LeaseExpired LeaseMismatch MissingExtra PayloadInvalid TaskHarborError WaitTimeout",
+    "codec": "JSON MSGPACK Codec",
+    "drivers.contract": "JobFilter QueueSettings QueueStats",
+    "errors": "BackendUnavailable CodecError HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead JobNotFound"
+    " JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid SchemaMismatch TaskHarborError"
+    " UnknownDriver WaitTimeout WorkerProcessDied",
+    "handlers": "Options",
     "harbor": "AsyncJobType Harbor JobHandle JobType SyncJobType",
     "jobs": "Attempt Failure JobRecord JobRequest JobState Lease Outcome UpdateFlags",
     "middleware": "Job Middleware current_job",
-    "requests": "Defaults",
     "retry": "ExponentialBackoff FixedDelays RetryPolicy",
-    "signals": "Discard Retry Snooze Unrecoverable",
+    "signals": "Cancel Retry Snooze Unrecoverable",
     "worker": "Worker",
 }
 """Names by the module that has them."""

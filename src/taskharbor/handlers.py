@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
 class DeclaredOptions(TypedDict, total=False):
     """Options that every declaration of a job accepts."""
 
-    name: str
+    type: str
     queue: str
     priority: int
     timeout: timedelta | float

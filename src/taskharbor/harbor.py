@@ -411,7 +411,7 @@ class Harbor:
 
     def _declare(self, function: Callable[..., Any], options: JobOptions) -> JobType[..., Any]:
         handler = Handler(
-            options.get("name") or function.__name__,
+            options.get("type") or function.__name__,
             function,
             isolation=options.get("isolation"),
             retry=options.get("retry"),
@@ -466,7 +466,7 @@ class Harbor:
         declaration, and not when the first job is enqueued."""
         if handler.type in self.handlers:
             raise InvalidRequest(
-                f"a job named {handler.type!r} is declared already; give this one a name: @harbor.job(name=...)"
+                f"a job of the type {handler.type!r} is declared already; give this one another: @harbor.job(type=...)"
             )
         kept = {option: value for option, value in options.items() if option in Options.__annotations__}
         # A codec may be registered later.
@@ -483,17 +483,17 @@ class Harbor:
             self.queues.append(queue)
         return typing.cast(Options, kept)
 
-    # -- by name: producers that do not have the code -------------------------------------------------------
+    # -- by type: producers that do not have the code -------------------------------------------------------
 
-    def enqueue(self, name: str, payload: Any = None, **options: Unpack[Options]) -> JobHandle[Any]:
-        """Enqueue by name. For a job declared with `@harbor.job` elsewhere, the payload is a mapping of its arguments."""
-        return self.enqueue_many([JobRequest(type=name, payload=payload, **options)])[0]
+    def enqueue(self, type: str, payload: Any = None, **options: Unpack[Options]) -> JobHandle[Any]:
+        """Enqueue a job by its type. If the job is declared elsewhere, the payload is a mapping of its arguments."""
+        return self.enqueue_many([JobRequest(type=type, payload=payload, **options)])[0]
 
     async def enqueue_async(
-        self, name: str, payload: Any = None, **options: Unpack[Options]
+        self, type: str, payload: Any = None, **options: Unpack[Options]
     ) -> JobHandle[Any]:
         """The async form of `enqueue`."""
-        return (await self.enqueue_many_async([JobRequest(type=name, payload=payload, **options)]))[0]
+        return (await self.enqueue_many_async([JobRequest(type=type, payload=payload, **options)]))[0]
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
         """Enqueue requests of any types: `[add.request(1, 2), greet.request("Ada")]`."""

@@ -19,7 +19,7 @@ def _seconds(value: timedelta | float) -> Micros:
 
 
 class Retry(HandlerSignal):
-    """Fail this execution and run again after `delay`, or at the instant `at`, instead of by the retry policy.
+    """Fail this execution and run again after `delay`, or at the instant `run_at`, instead of by the retry policy.
 
     It spends an attempt. The job still dies when its attempts are used up.
     """
@@ -29,13 +29,13 @@ class Retry(HandlerSignal):
         reason: str = "retry asked for",
         *,
         delay: timedelta | float | None = None,
-        at: datetime | None = None,
+        run_at: datetime | None = None,
     ) -> None:
         super().__init__(reason)
         self.delay_us = None if delay is None else max(0, _seconds(delay))
-        self.at_us = None if at is None else to_micros(at)
+        self.at_us = None if run_at is None else to_micros(run_at)
         if self.delay_us is not None and self.at_us is not None:
-            raise ValueError("give either delay or at, not both")
+            raise ValueError("give either delay or run_at, not both")
 
     def run_at(self, now: Micros) -> Micros | None:
         """Return the instant of the next attempt, or None to leave it to the retry policy."""
@@ -48,7 +48,7 @@ class Unrecoverable(HandlerSignal):
     """End the job as dead at once: no further attempt can help."""
 
 
-class Discard(HandlerSignal):
+class Cancel(HandlerSignal):
     """End the job as cancelled, with the reason: it is no longer needed."""
 
 

@@ -20,7 +20,7 @@ from taskharbor.bulk import publish
 from taskharbor.bulk.stage import FOLDER, folder_of, new_write
 from taskharbor.bulk.store import BulkStore
 from taskharbor.bulk.tables import Part
-from taskharbor.drivers.contract import DAY, Ack, Driver, Fail, JobFilter, QueueSettings, QueueStats, Retry
+from taskharbor.drivers.contract import DAY, Ack, Driver, Fail, JobFilter, QueueSettings, QueueStats, RetryAt
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.drivers.registry import connect
@@ -104,7 +104,7 @@ async def fill(driver: Driver) -> None:
     tokens = [one.token or "" for one in held]
     await driver.settle(
         [
-            Retry("retried", tokens[0], now + 3600 * SECOND, 1, Failure("OSError", ODD)),
+            RetryAt("retried", tokens[0], now + 3600 * SECOND, 1, Failure("OSError", ODD)),
             Fail("dead", tokens[1], 1, Failure("ValueError", "no")),
             Ack("done", tokens[2], b"result"),
         ],

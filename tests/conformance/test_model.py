@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from records import make_record
-from taskharbor.drivers.contract import Ack, Fail, FailurePayload, JobFilter, QueueSettings, Release, Retry
+from taskharbor.drivers.contract import Ack, Fail, FailurePayload, JobFilter, QueueSettings, Release, RetryAt
 from taskharbor.errors import JobNotInflight, KeyConflict, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, JobRecord, JobState, Outcome, UpdateFlags
 from taskharbor_testkit.model import Model
@@ -38,7 +38,7 @@ def test_validation_order() -> None:
     assert isinstance(model.settle([Ack(job_id, "wrong")], now=99)[0], LeaseMismatch)
     assert isinstance(model.settle([Ack(job_id, token)], now=10)[0], LeaseExpired)
     assert model.settle([Ack(job_id, token)], now=9) == [None]
-    assert isinstance(model.settle([Retry(job_id, token, 0, 1, BOOM)], now=9)[0], JobNotInflight)
+    assert isinstance(model.settle([RetryAt(job_id, token, 0, 1, BOOM)], now=9)[0], JobNotInflight)
     assert model.settle([Ack(job_id, "whatever"), Fail(job_id, "whatever", 1, BOOM)], now=99) == [None, None]
     assert len(model.log) == 1
 
@@ -51,7 +51,7 @@ def test_a_blocked_job_gathers_flags_and_hands_them_on_at_the_merge() -> None:
     model.enqueue([job("c", key="k", payload=b"new", update=UpdateFlags(reset_counts=True))], now=0)
     assert model.jobs["b"].update == UpdateFlags(payload=True, run_at="later", retry=False, reset_counts=True)
     assert model.jobs["b"].run_at_us == 50
-    model.settle([Retry(job_id, token, 20, 1, BOOM)], now=5)
+    model.settle([RetryAt(job_id, token, 20, 1, BOOM)], now=5)
     survivor, merged = model.jobs["a"], model.jobs["b"]
     assert (survivor.payload, survivor.run_at_us, survivor.attempts) == (b"new", 50, 0)
     assert survivor.state is JobState.SCHEDULED
@@ -122,7 +122,7 @@ def test_a_cancel_request_decides_at_retry_release_and_stall() -> None:
         job_id, token = lease(model)
         assert model.cancel(["a"], now=1) == [JobState.INFLIGHT]
         if settle:
-            model.settle([Retry(job_id, token, 5, 1, BOOM)], now=2)
+            model.settle([RetryAt(job_id, token, 5, 1, BOOM)], now=2)
             assert (model.log[-1].outcome, model.jobs["a"].attempts) == (Outcome.CANCELLED, 1)
         else:
             model.reclaim_jobs(["a"], now=10)

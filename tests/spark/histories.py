@@ -174,7 +174,7 @@ class Life:
             lease, soon = self.chance.choice(self.tokens[-6:]), self.now + self.chance.choice((0, SECOND))
             ends: list[contract.Settlement] = [
                 *[contract.Ack(*lease)] * 2,
-                contract.Retry(*lease, soon, 1, BOOM),
+                contract.RetryAt(*lease, soon, 1, BOOM),
                 contract.Fail(*lease, 1, BOOM),
                 contract.Release(*lease, self.chance.choice((None, soon))),
                 contract.Discard(*lease, BOOM),

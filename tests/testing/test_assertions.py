@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from taskharbor import FakeClock, Harbor, JobState
+from taskharbor import Harbor, JobState
+from taskharbor.clock import FakeClock
 from taskharbor.harbor import SyncJobType
 from taskharbor.testing import assert_enqueued, drain, enqueued, memory_store, refute_enqueued
 

@@ -10,18 +10,8 @@ from typing import Any
 
 import pytest
 
-from taskharbor import (
-    Discard,
-    FakeClock,
-    Harbor,
-    Job,
-    JobState,
-    JobTimeout,
-    QueueSettings,
-    Snooze,
-    current_job,
-)
-from taskharbor.clock import SystemClock
+from taskharbor import Cancel, Harbor, Job, JobState, JobTimeout, QueueSettings, Snooze, current_job
+from taskharbor.clock import FakeClock, SystemClock
 from taskharbor.errors import HandlerMissing, PayloadInvalid
 from taskharbor.harbor import SyncJobType
 from taskharbor.middleware import Call
@@ -144,7 +134,7 @@ def test_a_snooze_and_a_discard_are_no_errors(stage: Stage) -> None:
         stage.seen.append("dozy")
         if len(stage.seen) == 1:
             raise Snooze(30)
-        raise Discard("no longer needed")
+        raise Cancel("no longer needed")
 
     dozy.enqueue()
     report = drain(stage.harbor, with_scheduled=True)

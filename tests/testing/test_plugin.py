@@ -37,35 +37,35 @@ def test_harbor_testing_is_the_configured_app_on_a_private_store(suite: pytest.P
         from shop_jobs import add, harbor
 
         @pytest.mark.parametrize("time", [1, 2])
-        def test_every_test_starts_empty(harbor_testing, time):
-            assert harbor_testing.harbor is harbor
-            harbor_testing.refute_enqueued()
+        def test_every_test_starts_empty(taskharbor_testing, time):
+            assert taskharbor_testing.harbor is harbor
+            taskharbor_testing.refute_enqueued()
             handle = add.enqueue(1, 2)
-            harbor_testing.assert_enqueued(add, args={"a": 1}, count=1)
-            assert len(harbor_testing.enqueued(add)) == 1
-            assert harbor_testing.drain().done == 1
+            taskharbor_testing.assert_enqueued(add, args={"a": 1}, count=1)
+            assert len(taskharbor_testing.enqueued(add)) == 1
+            assert taskharbor_testing.drain().done == 1
             assert handle.result() == 3
 
-        def test_time_is_the_tests(harbor_testing, taskharbor_clock):
+        def test_time_is_the_tests(taskharbor_testing, taskharbor_clock):
             add.options(delay=60).enqueue(1, 2)
-            assert harbor_testing.drain().total == 0
-            harbor_testing.advance(60)
-            assert harbor_testing.drain().done == 1
-            assert harbor_testing.clock is taskharbor_clock
+            assert taskharbor_testing.drain().total == 0
+            taskharbor_testing.advance(60)
+            assert taskharbor_testing.drain().done == 1
+            assert taskharbor_testing.clock is taskharbor_clock
 
-        def test_inline(harbor_testing):
-            with harbor_testing.inline():
+        def test_inline(taskharbor_testing):
+            with taskharbor_testing.inline():
                 assert add.enqueue(2, 2).result() == 4
                 with pytest.raises(ValueError, match="negative"):
                     add.enqueue(-1, 0)
-            harbor_testing.assert_enqueued(add, count=2)
+            taskharbor_testing.assert_enqueued(add, count=2)
 
-        def test_async_code(harbor_testing):
+        def test_async_code(taskharbor_testing):
             import asyncio
 
             async def scenario():
                 await add.enqueue_async(-1, 0)
-                return await harbor_testing.drain_async(with_scheduled=True)
+                return await taskharbor_testing.drain_async(with_scheduled=True)
 
             report = asyncio.run(scenario())
             assert (report.retried, report.dead) == (1, 1)
@@ -103,9 +103,9 @@ def test_any_app_can_be_given_a_private_store_and_the_app_can_come_from_a_fixtur
             second.refute_enqueued("note")
             assert first.clock is second.clock is taskharbor_clock
 
-        def test_an_app_of_a_fixture(harbor_testing):
-            harbor_testing.harbor.enqueue("note")
-            harbor_testing.assert_enqueued(queue="of-my-own")
+        def test_an_app_of_a_fixture(taskharbor_testing):
+            taskharbor_testing.harbor.enqueue("note")
+            taskharbor_testing.assert_enqueued(queue="of-my-own")
         """
     )
 
@@ -122,7 +122,7 @@ def test_any_app_can_be_given_a_private_store_and_the_app_can_come_from_a_fixtur
 )
 def test_a_missing_app_is_explained(suite: pytest.Pytester, setting: str, complaint: str) -> None:
     suite.makeini(f"[pytest]\ntaskharbor_app = {setting}")
-    suite.makepyfile("def test_it(harbor_testing): ...")
+    suite.makepyfile("def test_it(taskharbor_testing): ...")
 
     result = suite.runpytest_inprocess("-q", "-p", "no:xdist")
 

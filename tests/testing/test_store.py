@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor import FakeClock, Harbor, SystemClock
+from taskharbor import Harbor
+from taskharbor.clock import FakeClock, SystemClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing import memory_store
 

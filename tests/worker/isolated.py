@@ -59,7 +59,7 @@ def undeclared(a: int) -> int:
     return a * 2
 
 
-declared_elsewhere = harbor.job(isolation="process", name="declared")(undeclared)
+declared_elsewhere = harbor.job(isolation="process", type="declared")(undeclared)
 
 
 @once
@@ -109,7 +109,7 @@ def fail(kind: str) -> None:
         "cancelled": asyncio.CancelledError(),
         "retry": signals.Retry("in an hour", delay=3600),
         "snooze": signals.Snooze(3600),
-        "discard": signals.Discard("stale"),
+        "discard": signals.Cancel("stale"),
         "unrecoverable": Declined("no money"),
     }
     raise errors[kind]
@@ -120,7 +120,7 @@ async def fail_async(kind: str) -> None:
     fail.function(kind)
 
 
-fail_twice = harbor.job(isolation="process", max_attempts=2, name="fail_twice")(fail.function)
+fail_twice = harbor.job(isolation="process", max_attempts=2, type="fail_twice")(fail.function)
 
 
 @harbor.job(isolation="process", max_attempts=2)

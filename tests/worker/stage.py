@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from typing import Any, NoReturn, TypeVar
 
 from records import present
-from taskharbor import AsyncClient, BackendUnavailable, Clock, Job, JobRecord, JobRequest, JobState, Worker
+from taskharbor import AsyncClient, BackendUnavailable, Job, JobRecord, JobRequest, JobState, Worker
+from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, QueueSettings
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import Operation

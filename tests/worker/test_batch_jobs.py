@@ -18,7 +18,7 @@ import pytest
 
 from needing import Entered
 from taskharbor import (
-    Discard,
+    Cancel,
     FixedDelays,
     Harbor,
     InvalidRequest,
@@ -130,7 +130,7 @@ async def test_each_row_is_settled_by_its_own_outcome(harbor: Harbor, here: Stag
         (ValueError("no such order"), JobState.SCHEDULED, 1),
         (Unrecoverable("never"), JobState.DEAD, 1),
         (Retry("busy", delay=3600), JobState.SCHEDULED, 1),
-        (Discard("not wanted"), JobState.CANCELLED, 0),
+        (Cancel("not wanted"), JobState.CANCELLED, 0),
         (Snooze(timedelta(hours=1)), JobState.SCHEDULED, 0),
     ]
 
@@ -379,7 +379,7 @@ async def test_a_stop_at_once_gives_all_rows_back(kind: str, harbor: Harbor, her
         began.set()
         assert current_batch().wait_for_stop(PATIENCE)
 
-    price = harbor.batch_job(row=Order, name="price")(on_the_loop if kind == "async def" else on_a_thread)
+    price = harbor.batch_job(row=Order, type="price")(on_the_loop if kind == "async def" else on_a_thread)
     handles = await price.enqueue_many_async([(number,) for number in range(5)])
     worker = worker_of(harbor)
     task = asyncio.ensure_future(worker.run_async())

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from taskharbor import FakeClock, InvalidRequest, Job, JobState, Outcome, Worker
+from taskharbor import InvalidRequest, Job, JobState, Outcome, Worker
+from taskharbor.clock import FakeClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import TaskHarborError

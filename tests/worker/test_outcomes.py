@@ -40,7 +40,7 @@ OUTCOMES: list[tuple[Callable[[Job], Any], Outcome, JobState, int, str | None]] 
     (raising(TimeoutError), Outcome.DEAD, JobState.DEAD, 1, "TimeoutError"),
     (raising(GeneratorExit), Outcome.DEAD, JobState.DEAD, 1, "GeneratorExit"),
     (raising(signals.Snooze(60)), Outcome.RELEASED, JobState.SCHEDULED, 0, None),
-    (raising(signals.Discard("old")), Outcome.CANCELLED, JobState.CANCELLED, 0, "Discard: old"),
+    (raising(signals.Cancel("old")), Outcome.CANCELLED, JobState.CANCELLED, 0, "Cancel: old"),
     (raising(signals.Unrecoverable("closed")), Outcome.DEAD, JobState.DEAD, 1, "Unrecoverable: closed"),
 ]
 

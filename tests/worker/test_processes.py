@@ -145,7 +145,7 @@ def test_signals_cross_over_with_their_times() -> None:
     assert 3500 < (record.run_at - present(record.failed_at)).total_seconds() <= 3600
     record = snooze.record()
     assert (record.state, record.attempts, record.stalls) == (JobState.SCHEDULED, 0, 0)
-    assert (discard.state(), last_error(discard)) == (JobState.CANCELLED, "Discard: stale")
+    assert (discard.state(), last_error(discard)) == (JobState.CANCELLED, "Cancel: stale")
     assert (declined.state(), last_error(declined)) == (JobState.DEAD, "Declined: no money")
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from records import make_record, present
-from taskharbor import CodecRegistry, Job
-from taskharbor.drivers.contract import Ack, Discard, Release, Retry
+from taskharbor import Job
+from taskharbor.codec import CodecRegistry
+from taskharbor.drivers.contract import Ack, Discard, Release, RetryAt
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import recover
@@ -163,7 +164,7 @@ async def test_an_error_of_the_workers_own_costs_the_job_an_attempt_and_nobody_e
     bench = Bench(for_ever, chain=broken)
     bench.feed(3)
     await bench.until_left(3)
-    assert all(isinstance(hold.settlement, Retry) for hold in bench.left)
+    assert all(isinstance(hold.settlement, RetryAt) for hold in bench.left)
 
 
 # -- lanes ----------------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ class BatchJobType(JobType[P, Any], Generic[P]):
 def declare_batch_job(
     harbor: Harbor, function: Callable[[Any], Any], row: Callable[P, Any] | None, options: BatchJobOptions
 ) -> BatchJobType[P]:
-    name = options.get("name") or function.__name__
+    name = options.get("type") or function.__name__
     size = options.get("size", DEFAULT_SIZE)
     if not 1 <= size <= LARGEST_SIZE:
         raise InvalidRequest(f"{name!r}: size {size}: from 1 to {LARGEST_SIZE}")

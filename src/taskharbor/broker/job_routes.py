@@ -17,7 +17,7 @@ from taskharbor.broker.exchange import ClientGone, unless_left, watched_client
 from taskharbor.broker.problems import Problem, invalid
 from taskharbor.broker.routes import Reply, RouteCall, check_batch, decoded, route, route_many, route_one
 from taskharbor.drivers.operations import Enqueue, Wait
-from taskharbor.drivers.records import Ack, Discard, Extension, Fail, Release, Retry, Settlement
+from taskharbor.drivers.records import Ack, Discard, Extension, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
 from taskharbor.jobs import (
     LATEST,
@@ -273,7 +273,7 @@ def _change_of(
     run_at = _when(asked, now) if isinstance(asked, models.RetryRequest) else None
     if run_at is None:
         run_at = now + DEFAULT_RETRY.next_delay(record, attempts)
-    return Retry(job_id, token, min(run_at, LATEST), attempts, failure)
+    return RetryAt(job_id, token, min(run_at, LATEST), attempts, failure)
 
 
 def _token_of(job_id: str, proof: models.LeaseProof, record: JobRecord | None) -> str | JobError:

@@ -11,7 +11,7 @@ from taskharbor.broker import models
 from taskharbor.broker.routes import Reply, RouteCall, first_sentence, route, route_many, route_one
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.dispatch import check
-from taskharbor.drivers.operations import Cancel, Requeue
+from taskharbor.drivers.operations import CancelJobs, Requeue
 from taskharbor.drivers.records import JobFilter, QueueSettings
 from taskharbor.errors import JobError, JobNotFound, TaskHarborError
 from taskharbor.jobs import to_datetime
@@ -127,7 +127,7 @@ async def get_queue(call: RouteCall) -> models.QueueView:
 _ADMIN: dict[str, Any] = {"tag": "operate", "scope": "admin"}
 
 
-def _route_change(operation: type[Cancel | Requeue]) -> None:
+def _route_change(operation: type[CancelJobs | Requeue]) -> None:
     async def change(call: RouteCall, jobs: Sequence[tuple[str, Any]]) -> list[models.ChangedJob | JobError]:
         ids = [job_id for job_id, _ in jobs]
         states = await call.service.driver.run(check(operation(ids, call.service.now())))
@@ -142,7 +142,7 @@ def _route_change(operation: type[Cancel | Requeue]) -> None:
     route_many(name, change, models.JobIds, "ids", **more)
 
 
-_route_change(Cancel)
+_route_change(CancelJobs)
 _route_change(Requeue)
 
 

@@ -21,7 +21,7 @@ from taskharbor.cli.output import WIDE, Column, cell, count_text
 from taskharbor.cli.problems import BadInput
 from taskharbor.client import Client
 from taskharbor.drivers.records import QueueSettings, QueueStats
-from taskharbor.jobs import SECOND, WAITING_STATES, JobState, Micros, to_micros
+from taskharbor.jobs import SECOND, JobState, Micros, to_micros
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -128,18 +128,15 @@ def _show(stats: list[QueueStats]) -> None:
     columns = (
         Column("queue", shrinks=True),
         Column("", lambda one: cell("paused", "yellow") if one.settings.paused else cell("on", "green")),
-        Column("waiting", lambda one: _sum(one, *WAITING_STATES), right=True),
-        Column("running", lambda one: _sum(one, JobState.INFLIGHT), right=True),
+        Column("scheduled", functools.partial(_count, JobState.SCHEDULED), right=True, least=WIDE),
+        Column("ready", functools.partial(_count, JobState.READY), right=True),
+        Column("inflight", functools.partial(_count, JobState.INFLIGHT), right=True),
         Column("limit", lambda one: str(one.settings.max_inflight or "-"), right=True),
         Column("failures to", lambda one: one.settings.failure_queue or "-", shrinks=True, least=WIDE),
         Column("keeps done / dead / attempts", lambda one: _kept(one.settings), least=WIDE),
         Column("keeps", lambda one: _kept(one.settings), most=WIDE - 1),
     )
     out.print_table(columns, stats)
-
-
-def _sum(one: QueueStats, *states: JobState) -> str:
-    return count_text(sum(one.counts.get(state, 0) for state in states))
 
 
 def _kept(settings: QueueSettings) -> str:

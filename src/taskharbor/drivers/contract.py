@@ -39,7 +39,7 @@ from taskharbor.drivers.records import (
     QueueSettings,
     QueueStats,
     Release,
-    Retry,
+    RetryAt,
     Settlement,
     Woken,
     failure_record,
@@ -202,13 +202,13 @@ class Driver(Dispatcher, abc.ABC):
 
         Each valid settlement appends one row to the attempt log (ended_at = now, never before the lease's reserved_at), clears
         the lease fields, `progress` and the cancel request, and:
-        - a cancel request turns Retry and Release into cancelled (outcome cancelled); Retry still records its failure;
+        - a cancel request turns RetryAt and Release into cancelled (outcome cancelled); RetryAt still records its failure;
         - an end (done, dead, cancelled) makes a blocked job of the same key ready or scheduled by its own run_at;
         - a job that goes back to waiting absorbs a blocked job of the same key by that job's flags, after its own change: the
           blocked job becomes cancelled with merged_into, and gets a log row `merged`;
         - dead: if the queue names a failure queue, `failure_record` of the job is enqueued there in the same step.
 
-        Every end sets finished_at to max(now, reserved_at). Retry and Fail set failed_at (= now) and last_error. Discard with a
+        Every end sets finished_at to max(now, reserved_at). RetryAt and Fail set failed_at (= now) and last_error. Discard with a
         reason sets last_error.
         """
         return await self.run(check(op.Settle(listed("settlements", settlements), now)))
@@ -230,7 +230,7 @@ class Driver(Dispatcher, abc.ABC):
         A waiting job becomes CANCELLED at once, with a log row. An inflight job is marked and INFLIGHT is returned; the next
         heartbeat tells its holder. A cancelled job stays CANCELLED. A done or dead job: JobFinished. An unknown job: JobNotFound.
         """
-        return await self.run(check(op.Cancel(listed("job_ids", job_ids), now)))
+        return await self.run(check(op.CancelJobs(listed("job_ids", job_ids), now)))
 
     async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
         """Make dead jobs ready again, and return the state or the error of each.
@@ -423,7 +423,7 @@ class Driver(Dispatcher, abc.ABC):
         self, job_id: str, token: str, *, now: Micros, run_at: Micros, attempts: int, error: Failure
     ) -> None:
         """End one lease: the job failed and runs again."""
-        await self._settle_one(Retry(job_id, token, run_at, attempts, error), now)
+        await self._settle_one(RetryAt(job_id, token, run_at, attempts, error), now)
 
     async def fail(self, job_id: str, token: str, *, now: Micros, attempts: int, error: Failure) -> None:
         """End one lease: the job is dead."""
@@ -468,7 +468,7 @@ __all__ = [
     "QueueSettings",
     "QueueStats",
     "Release",
-    "Retry",
+    "RetryAt",
     "Settlement",
     "Woken",
     "failure_record",

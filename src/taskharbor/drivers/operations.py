@@ -46,11 +46,14 @@ OPERATIONS: dict[str, type[Operation[Any]]] = {}
 """Every call by its name."""
 
 
-def operation(scope: Scope, *, changes: bool = False, has_batch: bool = False) -> Callable[[Call], Call]:
-    """Register a call. `has_batch`: its first field lists jobs or names, and each has an answer in its place."""
+def operation(
+    scope: Scope, *, changes: bool = False, has_batch: bool = False, name: str | None = None
+) -> Callable[[Call], Call]:
+    """Register a call under a name, by default the class's. `has_batch`: its first field lists jobs or names, and each has an
+    answer in its place."""
 
     def register(call: Call) -> Call:
-        call.name = re.sub(r"(?<!^)(?=[A-Z])", "_", call.__name__).lower()
+        call.name = name or re.sub(r"(?<!^)(?=[A-Z])", "_", call.__name__).lower()
         call.method = f"_{call.name}"
         call.scope = scope
         call.changes = changes
@@ -105,8 +108,8 @@ class Reclaim(Operation[int]):
 # -- operating ----------------------------------------------------------------------------------------------
 
 
-@operation("admin", changes=True, has_batch=True)
-class Cancel(Operation[list[JobState | JobError]]):
+@operation("admin", changes=True, has_batch=True, name="cancel")
+class CancelJobs(Operation[list[JobState | JobError]]):
     job_ids: list[Name]
     now: Instant
 

@@ -61,7 +61,7 @@ class Ack(_Settlement, frozen=True):
     result: Blob | None = None
 
 
-class Retry(_Settlement, frozen=True):
+class RetryAt(_Settlement, frozen=True, tag="retry"):
     """The execution failed and the core grants another; the job becomes ready or scheduled, by run_at."""
 
     type: ClassVar = "retry"
@@ -93,7 +93,7 @@ class Discard(_Settlement, frozen=True):
     reason: Failure | None = None
 
 
-Settlement: TypeAlias = Ack | Retry | Fail | Release | Discard
+Settlement: TypeAlias = Ack | RetryAt | Fail | Release | Discard
 
 
 class Extension(msgspec.Struct, frozen=True, gc=False):

@@ -20,7 +20,7 @@ import msgspec
 
 from taskharbor.client import AsyncClient
 from taskharbor.clock import FakeClock
-from taskharbor.drivers.records import Fail, JobFilter, Retry, Settlement
+from taskharbor.drivers.records import Fail, JobFilter, RetryAt, Settlement
 from taskharbor.errors import HandlerMissing
 from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
@@ -204,7 +204,7 @@ async def execute(harbor: Harbor, client: AsyncClient, record: JobRecord) -> Exe
         raise refused
     # The backend's own outcome: a job that was cancelled meanwhile is not retried, whatever the handler did.
     outcome = (await client.driver.job_attempts(record.id))[-1].outcome
-    return Executed(record, outcome, error if isinstance(settlement, (Retry, Fail)) else None)
+    return Executed(record, outcome, error if isinstance(settlement, (RetryAt, Fail)) else None)
 
 
 async def call(harbor: Harbor, handler: Handler, record: JobRecord, now: Micros) -> Any:

@@ -3,10 +3,10 @@
     [tool.pytest.ini_options]
     taskharbor_app = "myapp.jobs:harbor"
 
-    def test_signup(harbor_testing):
+    def test_signup(taskharbor_testing):
         sign_up("ada@example.org")
-        harbor_testing.assert_enqueued(send_mail, args={"to": "ada@example.org"})
-        assert harbor_testing.drain().done == 1
+        taskharbor_testing.assert_enqueued(send_mail, args={"to": "ada@example.org"})
+        assert taskharbor_testing.drain().done == 1
 
 Nothing of TaskHarbor is imported before a test asks for one of these.
 """
@@ -36,7 +36,7 @@ class UseMemory(Protocol):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declares the setting that names the app."""
-    parser.addini(INI, "the TaskHarbor app that harbor_testing works on, as module:name")
+    parser.addini(INI, "the TaskHarbor app that taskharbor_testing works on, as module:name")
 
 
 @pytest.fixture
@@ -76,6 +76,6 @@ def taskharbor_app(request: pytest.FixtureRequest) -> Harbor:
 
 
 @pytest.fixture
-def harbor_testing(taskharbor_app: Harbor, taskharbor_memory: UseMemory) -> HarborTesting:
+def taskharbor_testing(taskharbor_app: Harbor, taskharbor_memory: UseMemory) -> HarborTesting:
     """The app on a private store, with all test functions as methods."""
     return taskharbor_memory(taskharbor_app)

@@ -28,14 +28,14 @@ from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler
 from taskharbor.jobs import Failure, JobRecord, Micros
 from taskharbor.middleware import Call, Job, Raised, function_call, set_current_job, validate
-from taskharbor.signals import Discard, HandlerSignal, Retry, Snooze, Unrecoverable
+from taskharbor.signals import Cancel, HandlerSignal, Retry, Snooze, Unrecoverable
 from taskharbor.worker.decide import describe, encode_result
 
 _TERMINAL = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
 SIGNALS: dict[str, type[HandlerSignal]] = {
-    kind.__name__: kind for kind in (Retry, Snooze, Discard, Unrecoverable)
+    kind.__name__: kind for kind in (Retry, Snooze, Cancel, Unrecoverable)
 }
 """Exceptions by which a handler says how its job goes on."""
 

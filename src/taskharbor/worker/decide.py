@@ -11,7 +11,7 @@ from typing import Any
 
 import taskharbor.signals as signals
 from taskharbor.codec import CodecRegistry
-from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import HandlerMissing, PayloadInvalid
 from taskharbor.handlers import Handler
 from taskharbor.jobs import LATEST, MAX_RESULT_BYTES, Failure, JobRecord, Micros
@@ -50,7 +50,7 @@ def decide(
         error = outcome.error
     if isinstance(error, signals.Snooze):
         return Release(record.id, token, min(now + error.delay_us, LATEST))
-    if isinstance(error, signals.Discard):
+    if isinstance(error, signals.Cancel):
         return Discard(record.id, token, describe(error))
     if isinstance(error, PayloadRejected):
         # A codec this worker does not know says nothing about the payload: that is never completed.
@@ -66,7 +66,7 @@ def decide(
     run_at = error.run_at(now) if isinstance(error, signals.Retry) else None
     if run_at is None:
         run_at = now + _delay(record, handler, attempts)
-    return Retry(record.id, token, min(run_at, LATEST), attempts, failure)
+    return RetryAt(record.id, token, min(run_at, LATEST), attempts, failure)
 
 
 def no_handler(record: JobRecord) -> Settlement:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import JobError, LeaseMismatch
 from taskharbor.jobs import Outcome
 from taskharbor.worker.fetch import Assignment, BackendLoop
@@ -89,9 +89,9 @@ class SettleLoop(BackendLoop):
         kinds = Counter([type(hold.settlement) for hold in written])
         for kind, count in kinds.items():
             self.assignment.outcomes[_OUTCOMES[kind]] += count
-        if Retry in kinds or Fail in kinds:
+        if RetryAt in kinds or Fail in kinds:
             for hold in written:
-                if isinstance(hold.settlement, (Retry, Fail)):
+                if isinstance(hold.settlement, (RetryAt, Fail)):
                     _log_failure(hold, hold.settlement)
 
     def _without_refused(self, batch: list[Hold], answers: Sequence[JobError | None]) -> list[Hold]:
@@ -126,7 +126,7 @@ def _current(hold: Hold) -> Settlement:
     return msgspec.structs.replace(settlement, token=hold.token)
 
 
-def _log_failure(hold: Hold, settlement: Retry | Fail) -> None:
+def _log_failure(hold: Hold, settlement: RetryAt | Fail) -> None:
     record = hold.record
     outcome = _OUTCOMES[type(settlement)]
     log.warning(
@@ -143,7 +143,7 @@ def _log_failure(hold: Hold, settlement: Retry | Fail) -> None:
 
 _OUTCOMES: dict[type[Settlement | None], Outcome] = {
     Ack: Outcome.DONE,
-    Retry: Outcome.RETRIED,
+    RetryAt: Outcome.RETRIED,
     Fail: Outcome.DEAD,
     Release: Outcome.RELEASED,
     Discard: Outcome.CANCELLED,

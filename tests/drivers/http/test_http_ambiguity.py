@@ -9,7 +9,7 @@ import pytest
 
 from drivers.http.http_line import LEASE, NOW, Line, records
 from taskharbor import JobState, Outcome
-from taskharbor.drivers.contract import Ack, Enqueued, Extension, QueueSettings, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Enqueued, Extension, QueueSettings, Release, RetryAt, Settlement
 from taskharbor.errors import BackendUnavailable, JobNotFound, JobNotInflight
 from taskharbor.jobs import Failure, JobRecord, Lease
 from taskharbor_testkit.waits import waits_of
@@ -24,8 +24,8 @@ def ack(job: JobRecord) -> Ack:
     return Ack(job.id, job.token or "")
 
 
-def retry(job: JobRecord) -> Retry:
-    return Retry(job.id, job.token or "", NOW, 1, BOOM)
+def retry(job: JobRecord) -> RetryAt:
+    return RetryAt(job.id, job.token or "", NOW, 1, BOOM)
 
 
 def leased(jobs: list[JobRecord]) -> list[tuple[str, int]]:

@@ -18,7 +18,7 @@ from taskharbor.bulk import read
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection, Table
-from taskharbor.drivers.contract import DAY, Ack, Driver, QueueSettings, Retry, Settlement
+from taskharbor.drivers.contract import DAY, Ack, Driver, QueueSettings, RetryAt, Settlement
 from taskharbor.drivers.objectstore import archive
 from taskharbor.drivers.objectstore.blobs import Blob, Version
 from taskharbor.drivers.objectstore.local_files import LocalFiles
@@ -165,7 +165,7 @@ async def commit(url: str, dice: random.Random, rounds: int) -> None:
                 dice.choice(QUEUES), limit=dice.randrange(1, 50), lease_for=600 * SECOND, now=now, worker="w"
             )
             ends: list[Settlement] = [
-                Retry(job.id, job.token or "", now, 1, Failure("OSError", "again"))
+                RetryAt(job.id, job.token or "", now, 1, Failure("OSError", "again"))
                 if job.fence == 1 and dice.random() < 0.2
                 else Ack(job.id, job.token or "")
                 for job in held

@@ -37,7 +37,7 @@ from taskharbor.drivers.contract import (
     Fail,
     QueueSettings,
     Release,
-    Retry,
+    RetryAt,
     Settlement,
 )
 from taskharbor.drivers.postgres import PostgresDriver, enqueue
@@ -204,7 +204,7 @@ ENDS: dict[str, tuple[Callable[[JobRecord], Settlement], JobState, Outcome]] = {
     "ack with a result": (lambda job: Ack(*held(job), b"1"), JobState.DONE, Outcome.DONE),
     "fail": (lambda job: Fail(*held(job), 1, ERROR), JobState.DEAD, Outcome.DEAD),
     "discard": (lambda job: Discard(*held(job)), JobState.CANCELLED, Outcome.CANCELLED),
-    "retry": (lambda job: Retry(*held(job), NOW, 1, ERROR), JobState.READY, Outcome.RETRIED),
+    "retry": (lambda job: RetryAt(*held(job), NOW, 1, ERROR), JobState.READY, Outcome.RETRIED),
     "release": (lambda job: Release(*held(job)), JobState.READY, Outcome.RELEASED),
 }
 

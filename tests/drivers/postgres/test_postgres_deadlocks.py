@@ -28,7 +28,7 @@ from drivers.postgres.pg_harness import (
     present,
 )
 from needing import Entered
-from taskharbor.drivers.contract import Ack, Extension, QueueSettings, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Extension, QueueSettings, Release, RetryAt, Settlement
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.errors import JobNotInflight
 from taskharbor.jobs import Failure, JobRecord, JobState, Lease
@@ -38,7 +38,7 @@ from worker.stage import eventually, finish
 KINDS: dict[str, Callable[[JobRecord], Settlement]] = {
     "ack": lambda job: Ack(*held(job)),
     "ack with a result": lambda job: Ack(*held(job), b"1"),
-    "retry": lambda job: Retry(*held(job), NOW, 1, Failure("E", "no")),
+    "retry": lambda job: RetryAt(*held(job), NOW, 1, Failure("E", "no")),
     "release": lambda job: Release(*held(job)),
 }
 Keys = Sequence[str | None]

@@ -13,7 +13,7 @@ import pytest
 
 from drivers.postgres.pg_harness import NOW, SECOND, Raw, enqueue_on, fold, held, make_record, present
 from needing import Entered
-from taskharbor.drivers.contract import Ack, Discard, Fail, QueueSettings, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Discard, Fail, QueueSettings, Release, RetryAt, Settlement
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.jobs import MAX_PRIORITY, Failure, JobRecord, JobState, UpdateFlags
 from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
@@ -71,7 +71,7 @@ _SCENES: dict[str, tuple[Scene, list[str]]] = {
     "the same run_at comes after": (lambda stage: stage.add("x", run_at_us=NOW + 5), ["5", "x", "6"]),
     "a release": (lambda stage: stage.settle(Release(*held(stage.taken[2]))), ["2", "5", "6"]),
     "a retry": (
-        lambda stage: stage.settle(Retry(*held(stage.taken[4]), NOW - 5, 1, _ERROR)),
+        lambda stage: stage.settle(RetryAt(*held(stage.taken[4]), NOW - 5, 1, _ERROR)),
         ["4", "5", "6"],
     ),
 }
@@ -380,7 +380,7 @@ class Story:
         pick = self._random
         job, when = pick.choice(self._ids[-40:]), self._now + pick.randint(-20, 5) * SECOND
         return pick.choice(
-            (Ack(job, ""), Retry(job, "", when, 1, _ERROR), Fail(job, "", 1, _ERROR), Release(job, ""), Release(job, "", when),
+            (Ack(job, ""), RetryAt(job, "", when, 1, _ERROR), Fail(job, "", 1, _ERROR), Release(job, ""), Release(job, "", when),
              Discard(job, ""))
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ from drivers.postgres.pg_harness import (
     make_records,
 )
 from needing import need
-from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, Release, RetryAt, Settlement
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.jobs import Failure, JobRecord, JobState
@@ -188,7 +188,7 @@ async def _settle_others(driver: PostgresDriver) -> None:
     batch: list[Settlement] = [
         Ack(*first),
         Ack(*first),
-        Retry(*retry, NOW, 1, error),
+        RetryAt(*retry, NOW, 1, error),
         Fail(*fail, 1, error),
         Release(*back),
     ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from drivers.redis.redis_stage import nothing_unhandled
 from records import NOW, make_record, present
-from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, JobFilter, Release, Retry
+from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, JobFilter, Release, RetryAt
 from taskharbor.drivers.redis import RedisDriver
 from taskharbor.drivers.redis.library import LIBRARY
 from taskharbor.drivers.redis.store import keys_of
@@ -58,7 +58,7 @@ class Shelf:
         assert [job.id for job in held] == [job.id for job in jobs]
         return held
 
-    async def settle(self, *settlements: Ack | Retry | Fail | Release | Discard) -> None:
+    async def settle(self, *settlements: Ack | RetryAt | Fail | Release | Discard) -> None:
         assert await self.driver.settle(settlements, now=self.now) == [None] * len(settlements)
 
     async def get(self, job_id: str) -> JobRecord:

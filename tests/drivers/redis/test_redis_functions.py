@@ -13,7 +13,7 @@ import pytest
 from drivers.redis.redis_shelf import BOOM, LEASE, Shelf, ack, fail, release, shelf, token
 from needing import REDIS_VERSIONS
 from records import NOW
-from taskharbor.drivers.contract import Ack, Extension, JobFilter, Page, QueueSettings, Retry
+from taskharbor.drivers.contract import Ack, Extension, JobFilter, Page, QueueSettings, RetryAt
 from taskharbor.drivers.redis import operate
 from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, LIBRARY, TEXT, Library, layout
 from taskharbor.drivers.redis.operate import list_jobs
@@ -131,7 +131,7 @@ async def test_bytes_come_through_every_state_unchanged(on: Shelf, payload: byte
         await on.driver.extend_lease([beat], lease_for=LEASE, now=on.now)
         stored = await on.get(held.id)
         assert (stored.payload, stored.progress, stored.headers) == (payload, progress, {"ü": "\x01"})
-    await on.settle(Retry(held.id, token(held), on.now, 1, BOOM))
+    await on.settle(RetryAt(held.id, token(held), on.now, 1, BOOM))
     stored = await on.get(held.id)
     assert (stored.payload, stored.progress) == (payload, None)
     (held,) = await on.reserve()

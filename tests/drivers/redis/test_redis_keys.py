@@ -12,7 +12,7 @@ from redis.crc import key_slot
 
 from drivers.redis.redis_shelf import BOOM, LEASE, Shelf, ack, calls_for, fail, release, token
 from records import NOW
-from taskharbor.drivers.contract import Discard, Extension, JobFilter, QueueSettings, Retry
+from taskharbor.drivers.contract import Discard, Extension, JobFilter, QueueSettings, RetryAt
 from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, lua
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import RedisStore, keys_of
@@ -112,7 +112,7 @@ async def _everything(on: Shelf) -> None:
     await on.settle(
         ack(done),
         fail(dead),
-        Retry(retried.id, token(retried), on.now + SECOND, 1, BOOM),
+        RetryAt(retried.id, token(retried), on.now + SECOND, 1, BOOM),
         release(released),
         Discard(dropped.id, token(dropped), BOOM),
         release(wanted),

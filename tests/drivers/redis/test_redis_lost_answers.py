@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from drivers.redis.redis_shelf import BOOM, LEASE, Line, ack, fail, release, runs, token
-from taskharbor.drivers.contract import Ack, Discard, Enqueued, Extension, QueueSettings, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Discard, Enqueued, Extension, QueueSettings, RetryAt, Settlement
 from taskharbor.drivers.redis.connection import SharedConnection
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, JobRecord, JobState, Lease, Outcome
@@ -186,7 +186,7 @@ ENDS: dict[str, tuple[Callable[[JobRecord], Settlement], JobState, Outcome]] = {
     "ack with a result": (lambda job: Ack(job.id, token(job), b"1"), JobState.DONE, Outcome.DONE),
     "fail": (fail, JobState.DEAD, Outcome.DEAD),
     "discard": (lambda job: Discard(job.id, token(job)), JobState.CANCELLED, Outcome.CANCELLED),
-    "retry": (lambda job: Retry(job.id, token(job), 0, 1, BOOM), JobState.READY, Outcome.RETRIED),
+    "retry": (lambda job: RetryAt(job.id, token(job), 0, 1, BOOM), JobState.READY, Outcome.RETRIED),
     "release": (release, JobState.READY, Outcome.RELEASED),
 }
 
@@ -351,7 +351,7 @@ async def test_a_settlement_that_arrives_after_its_repetition_changes_nothing(
     here: Line, fault: Fault, recorder: Recorder
 ) -> None:
     (job,) = await here.claimed(1)
-    retry = Retry(job.id, token(job), here.now, 1, BOOM)
+    retry = RetryAt(job.id, token(job), here.now, 1, BOOM)
     await asked_twice(here, "settle", fault, here.near.settle([retry], now=here.now))
     (again,) = await here.claim()
     recorder.arrives_late(here, "settle")

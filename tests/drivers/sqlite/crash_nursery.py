@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from taskharbor.drivers.contract import Ack, Retry
+from taskharbor.drivers.contract import Ack, RetryAt
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.jobs import SECOND, Failure, JobRecord
 from taskharbor.requests import new_ids
@@ -36,7 +36,7 @@ async def consume(driver: SQLiteDriver, now: int, say: int) -> None:
     while True:
         jobs = await driver.reserve("q", limit=5, lease_for=3 * SECOND, now=now, worker=str(os.getpid()))
         acks = [Ack(job.id, job.token or "") for job in jobs[1:]]
-        again = [Retry(job.id, job.token or "", now, 1, Failure("E", "again")) for job in jobs[:1]]
+        again = [RetryAt(job.id, job.token or "", now, 1, Failure("E", "again")) for job in jobs[:1]]
         errors = await driver.settle([*again, *acks], now=now)
         assert errors == [None] * len(jobs), errors
         os.write(say, "".join(f"done {ack.job_id}\n" for ack in acks).encode())

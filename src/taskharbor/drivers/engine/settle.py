@@ -16,7 +16,7 @@ from taskharbor.drivers.contract import (
     Extension,
     Fail,
     Release,
-    Retry,
+    RetryAt,
     Settlement,
 )
 from taskharbor.drivers.engine.tables import (
@@ -119,7 +119,7 @@ def _settle_one(unit: Unit, settlement: Settlement) -> JobError | None:
         case Ack(result=result):
             job.result = result
             unit.end(job, DONE, Outcome.DONE)
-        case Retry(run_at_us=run_at, attempts=attempts, error=error):
+        case RetryAt(run_at_us=run_at, attempts=attempts, error=error):
             _record_failure(job, attempts, error, unit.now)
             if job.cancel_requested:
                 unit.end(job, CANCELLED, Outcome.CANCELLED, error)

@@ -51,7 +51,7 @@ _SQL = load("image", __package__)
 _ARCHIVED_ANSWERS: Mapping[type[op.Operation[Any]], Callable[[Any, JobRecord], Any]] = {
     op.ExtendLease: lambda extension, job: JobNotInflight(job.id),
     op.Settle: lambda settlement, job: settle.settle_ended(settlement, STATE_NUMBERS[job.state]),
-    op.Cancel: lambda _, job: job.state if job.state is JobState.CANCELLED else JobFinished(job.id),
+    op.CancelJobs: lambda _, job: job.state if job.state is JobState.CANCELLED else JobFinished(job.id),
     op.Requeue: lambda _, job: JobNotDead(job.id),
     op.Get: lambda _, job: job,
 }

@@ -76,7 +76,7 @@ def touched(model: Model, call: op.Operation[Any], answer: Any) -> set[str]:
             keys = {(record.queue, record.key) for record in records}
         case op.Settle(settlements=batch) | op.ExtendLease(extensions=batch):
             ids = {one.job_id for one in batch}
-        case op.Cancel(job_ids=job_ids) | op.Requeue(job_ids=job_ids):
+        case op.CancelJobs(job_ids=job_ids) | op.Requeue(job_ids=job_ids):
             ids = set(job_ids)
     keys |= {(job.queue, job.key) for job in model.jobs.values() if job.id in ids}
     same_key = {job.id for job in model.jobs.values() if job.key is not None and (job.queue, job.key) in keys}

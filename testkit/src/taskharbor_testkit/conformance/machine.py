@@ -176,7 +176,7 @@ class DriverMachine(RuleBasedStateMachine):
     @rule(client=some.clients, which=some.picks, lag=some.lags)
     def cancel(self, client: int, which: list[int], lag: Micros) -> None:
         ids = [self.token(n)[0] if self.tokens and n % 2 else self.job_id(n) for n in which]
-        self.do(client, op.Cancel(ids, self.twin.now - lag))
+        self.do(client, op.CancelJobs(ids, self.twin.now - lag))
 
     @rule(client=some.clients, which=some.picks, lag=some.lags)
     def requeue(self, client: int, which: list[int], lag: Micros) -> None:
@@ -228,7 +228,7 @@ class DriverMachine(RuleBasedStateMachine):
     @rule(wishes=st.lists(some.wishes, min_size=1, max_size=2), how=some.reservations, end=some.ends)
     def calls_race(self, wishes: list[dict[str, Any]], how: dict[str, Any], end: dict[str, Any]) -> None:
         """Three clients at once; some order of their calls must explain what came of it."""
-        cancel = op.Cancel([self.job_id(end["which"])], self.twin.now)
+        cancel = op.CancelJobs([self.job_id(end["which"])], self.twin.now)
         third = self.settling(end["ends"]) if self.tokens else cancel
         calls = [self.enqueueing(wishes), self.reserving(**how | {"queue": "q", "worker": "w9"}), third]
         self.last = None

@@ -223,7 +223,7 @@ class Twin:
         return await self.call(op.Reclaim(now or self.now, **kwargs))
 
     async def cancel(self, *job_ids: str) -> list[JobState | JobError]:
-        return await self.call(op.Cancel(list(job_ids), self.now))
+        return await self.call(op.CancelJobs(list(job_ids), self.now))
 
     async def requeue(self, *job_ids: str) -> list[JobState | JobError]:
         return await self.call(op.Requeue(list(job_ids), self.now))
@@ -303,8 +303,8 @@ def ack(job: JobRecord, result: bytes | None = None) -> contract.Ack:
 
 def retry(
     job: JobRecord, run_at: Micros, *, attempts: int | None = None, error: Failure = BOOM
-) -> contract.Retry:
-    return contract.Retry(
+) -> contract.RetryAt:
+    return contract.RetryAt(
         job.id, _token(job), run_at, job.attempts + 1 if attempts is None else attempts, error
     )
 

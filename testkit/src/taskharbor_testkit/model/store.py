@@ -224,7 +224,7 @@ class Store:
             case contract.Discard(reason=reason):
                 job.last_error = job.last_error if reason is None else reason.text
                 self.end(job, held, JobState.CANCELLED, Outcome.CANCELLED, now, reason)
-            case contract.Retry():
+            case contract.RetryAt():
                 self.retry(job, held, settlement, now)
             case contract.Release():
                 self.release(job, held, settlement, now)
@@ -237,7 +237,7 @@ class Store:
         job.result = ack.result
         self.end(job, held, JobState.DONE, Outcome.DONE, now)
 
-    def retry(self, job: JobRecord, held: JobRecord, retry: contract.Retry, now: Micros) -> None:
+    def retry(self, job: JobRecord, held: JobRecord, retry: contract.RetryAt, now: Micros) -> None:
         self.record_failure(job, retry.attempts, retry.error, now)
         if held.cancel_requested:
             self.end(job, held, JobState.CANCELLED, Outcome.CANCELLED, now, retry.error)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from taskharbor.drivers.contract import EXPIRED_ERROR, Ack, AttemptPage, Fail, Release, Retry, Settlement
+from taskharbor.drivers.contract import EXPIRED_ERROR, Ack, AttemptPage, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import Failure, JobRecord, Micros, Outcome
 from taskharbor_testkit.planted.registry import Bug
@@ -34,7 +34,7 @@ class RetryOfEndedAccepted(Bug):
     """A retry of a job that ended is JobNotInflight."""
 
     def is_repeated(self, settlement: Settlement, job: JobRecord) -> bool:
-        is_late_retry = isinstance(settlement, Retry) and job.state.is_terminal
+        is_late_retry = isinstance(settlement, RetryAt) and job.state.is_terminal
         return is_late_retry or super().is_repeated(settlement, job)
 
 
@@ -60,14 +60,14 @@ class OneErrorStopsTheBatch(Bug):
 class RetryLosesRunAt(Bug):
     """A retried job waits until the run_at it was given."""
 
-    def retry(self, job: JobRecord, held: JobRecord, retry: Retry, now: Micros) -> None:
+    def retry(self, job: JobRecord, held: JobRecord, retry: RetryAt, now: Micros) -> None:
         super().retry(job, held, msgspec.structs.replace(retry, run_at_us=now), now)
 
 
 class RetryIgnoresCancel(Bug):
     """A retry of a job with a cancel request cancels it."""
 
-    def retry(self, job: JobRecord, held: JobRecord, retry: Retry, now: Micros) -> None:
+    def retry(self, job: JobRecord, held: JobRecord, retry: RetryAt, now: Micros) -> None:
         held.cancel_requested = False
         super().retry(job, held, retry, now)
 

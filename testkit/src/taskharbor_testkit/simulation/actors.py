@@ -19,7 +19,7 @@ from taskharbor.jobs import JobRecord, JobRequest, Micros
 from taskharbor.middleware import Job, current_job
 from taskharbor.requests import RecordBuilder
 from taskharbor.retry import RetryPolicy
-from taskharbor.signals import Discard, Retry, Snooze, Unrecoverable
+from taskharbor.signals import Cancel, Retry, Snooze, Unrecoverable
 from taskharbor.worker import Worker
 from taskharbor_testkit.simulation.backend import Backend
 from taskharbor_testkit.simulation.ledger import Ledger
@@ -73,7 +73,7 @@ class Handlers(msgspec.Struct):
                 "retry": Retry("again", delay=seconds / 2),
                 "snooze": Snooze(seconds),
                 "give_up": Unrecoverable("hopeless"),
-                "discard": Discard("pointless"),
+                "discard": Cancel("pointless"),
                 "quit": asyncio.CancelledError(),
             }
             if act in errors:

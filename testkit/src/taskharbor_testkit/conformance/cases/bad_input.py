@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, QueueSettings, Release, Retry
+from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, QueueSettings, Release, RetryAt
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import LATEST, SECOND, Failure, UpdateFlags
 from taskharbor_testkit.conformance.calls import perform
@@ -83,9 +83,9 @@ async def a_batch_with_a_bad_settlement_or_heartbeat_is_refused_and_none_of_it_i
         Ack("", token),
         Ack("\0", token),
         Ack(job_id, 5),  # type: ignore[arg-type]
-        Retry(job_id, token, LATEST + 1, 1, BOOM),
-        Retry(job_id, token, None, 1, BOOM),  # type: ignore[arg-type]
-        Retry(job_id, token, t.now, -1, BOOM),
+        RetryAt(job_id, token, LATEST + 1, 1, BOOM),
+        RetryAt(job_id, token, None, 1, BOOM),  # type: ignore[arg-type]
+        RetryAt(job_id, token, t.now, -1, BOOM),
         Fail(job_id, token, 1, None),  # type: ignore[arg-type]
         Fail(job_id, token, 1, Failure("x" * 70_000, "")),
         Fail(job_id, token, 1, Failure("E", "lone \ud800")),
@@ -112,7 +112,7 @@ async def ids_and_names_that_no_job_has_are_refused_where_they_are_looked_for(t:
     for name in BAD_NAMES:
         await _refused(
             t,
-            *[call(["known", name], START) for call in (op.Get, op.Cancel, op.Requeue)],
+            *[call(["known", name], START) for call in (op.Get, op.CancelJobs, op.Requeue)],
             *[op.JobAttempts(name), op.Settings(name), op.Stats(START, name), op.Reclaim(START, name)],
             op.ListJobs(JobFilter(queue=name), START),
             op.ListJobs(JobFilter(types=frozenset({name})), START),

@@ -220,7 +220,7 @@ async def racing_calls_have_some_serial_order(t: Twin) -> None:
             (handles[0], op.Reserve("q", 3, SECOND, t.now, "w")),
             (handles[1], op.Settle(settlements, t.now)),
             (handles[2], op.Enqueue([t.job(key=f"k{n % 2}", payload=b"%d" % n), *new], t.now)),
-            (handles[3], op.Cancel([job.id for job in held], t.now)),
+            (handles[3], op.CancelJobs([job.id for job in held], t.now)),
         )
         t.advance(1)
 

@@ -109,7 +109,7 @@ async def every_call_answered_before_a_kill_holds(t: Twin) -> None:
 async def _make_every_call(t: Twin, doomed: Driver) -> None:
     waiting, *jobs = [t.job(priority=-n) for n in range(6)]
     await t.enqueue(waiting, *jobs, by=doomed)
-    await t.call(op.Cancel([waiting.id], t.now), doomed)
+    await t.call(op.CancelJobs([waiting.id], t.now), doomed)
     kept, dead, *done = await t.reserve(4, by=doomed)
     assert await t.reserve() != [], "one job was left"
     await t.call(op.ExtendLease([beat(kept, b"50%")], 60 * SECOND, t.now), doomed)
