@@ -32,7 +32,7 @@ from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
 from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
 from taskharbor.requests import Defaults, RecordBuilder
-from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction
+from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, SyncTransaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -438,7 +438,7 @@ class Client:
         for batch in chunks(requests, chunk):
             yield portal().call(self._inner.enqueue_batch(batch))
 
-    def within(self, transaction: Transaction) -> ClientWithin:
+    def within(self, transaction: SyncTransaction) -> ClientWithin:
         """Enqueue as part of a transaction of yours: `client.within(connection).enqueue(request)`."""
         joined = self.driver.within(transaction)
         if not isinstance(joined, JoinedTransaction):

@@ -34,7 +34,7 @@ from taskharbor.errors import InvalidRequest, JobFailed
 from taskharbor.handlers import Handler, JobOptions, Options
 from taskharbor.jobs import JobRecord, JobRequest, JobState
 from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder
-from taskharbor.transactions import AsyncJobWithin, AsyncTransaction, JobWithin, Transaction, is_async
+from taskharbor.transactions import AsyncJobWithin, AsyncTransaction, JobWithin, SyncTransaction, is_async
 
 if TYPE_CHECKING:
     from taskharbor.batch_jobs import BatchJobOptions, BatchJobType
@@ -223,7 +223,7 @@ class JobType(Generic[P, R]):
     def within(self, transaction: AsyncTransaction) -> AsyncJobWithin[P, R]: ...
 
     @overload
-    def within(self, transaction: Transaction) -> JobWithin[P, R]: ...
+    def within(self, transaction: SyncTransaction) -> JobWithin[P, R]: ...
 
     def within(self, transaction: Any) -> JobWithin[P, R] | AsyncJobWithin[P, R]:
         """Enqueue as part of a transaction of yours. The job is stored if and only if the transaction commits.

@@ -31,7 +31,7 @@ CHUNK = 1000
 """Records per statement."""
 
 
-class Transaction(Protocol):
+class SyncTransaction(Protocol):
     """A synchronous transaction, for type checkers: a connection or session that commits and rolls back."""
 
     def commit(self) -> None: ...

@@ -63,7 +63,7 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
     """The handler is about to be called. A process that dies before this has not touched the job."""
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class ProgressReport(msgspec.Struct, frozen=True, tag="progress"):
     data: bytes
 
 
@@ -95,7 +95,7 @@ class Threw(msgspec.Struct, frozen=True, tag="threw"):
 
 
 Down: TypeAlias = Run | Stop
-Up: TypeAlias = Ready | Began | Progress | Stopping | Logged | Returned | Threw
+Up: TypeAlias = Ready | Began | ProgressReport | Stopping | Logged | Returned | Threw
 
 encode = msgspec.msgpack.Encoder().encode
 decode_down = msgspec.msgpack.Decoder(Down).decode
@@ -209,7 +209,7 @@ class Child:
 
     def _take(self, order: Down) -> None:
         if isinstance(order, Run):
-            job = Job(order.record, order.started_at_us, lambda _, data: self._send(Progress(data)))
+            job = Job(order.record, order.started_at_us, lambda _, data: self._send(ProgressReport(data)))
             job.on_stop = lambda reason: self._send(Stopping(reason))
             self._job = job
             self._jobs.put(job)

@@ -28,7 +28,7 @@ from taskharbor.errors import InvalidRequest, WorkerProcessDied
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import Job, reschedule_timeout
-from taskharbor.worker.child import Began, Logged, Progress, Ready, Returned, Run, Stop, Stopping, Threw
+from taskharbor.worker.child import Began, Logged, ProgressReport, Ready, Returned, Run, Stop, Stopping, Threw
 from taskharbor.worker.decide import RemoteError
 from taskharbor.worker.interpreter import exit_reason
 from taskharbor.worker.run import SHUTDOWN
@@ -305,7 +305,7 @@ class WorkerProcess:
             case Ready() | Returned() | Threw():
                 if not self._answer.done():
                     self._answer.set_result(said)
-            case Progress(data):
+            case ProgressReport(data):
                 if job is not None and job._report is not None:
                     job._report(job.record, data)
             case Stopping(reason):

@@ -14,7 +14,7 @@ from records import NOW, make_record, present
 from taskharbor.drivers.contract import DAY, Ack, Driver, Enqueued
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.enqueue import rule_values
-from taskharbor.drivers.postgres.options import NOTIFYING, Options
+from taskharbor.drivers.postgres.options import NOTIFYING, PostgresOptions
 from taskharbor.drivers.postgres.rows import load
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros, Outcome
 from taskharbor_testkit.servers import FaultProxy, PostgresServer
@@ -69,7 +69,7 @@ async def outcomes(driver: Driver, job_id: str) -> list[Outcome]:
 class Raw:
     """A connection that is not the driver's, for what the driver would not do. Its search path is the store's schema."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PostgresOptions) -> None:
         self.options = options
         self.schema = options.schema
         self.connection: psycopg.Connection[Any] = psycopg.connect(options.conninfo, autocommit=True)

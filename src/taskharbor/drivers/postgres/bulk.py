@@ -34,7 +34,7 @@ from taskharbor.drivers.postgres.driver import PostgresDriver
 from taskharbor.drivers.postgres.enqueue import batch_values, rare_settings, rule_values
 from taskharbor.drivers.postgres.log import START, Place, await_writers, parse_cursor
 from taskharbor.drivers.postgres.migrations import open_ready
-from taskharbor.drivers.postgres.options import Options
+from taskharbor.drivers.postgres.options import PostgresOptions
 from taskharbor.drivers.postgres.rows import (
     OUTCOMES,
     STATE_NUMBERS,
@@ -321,7 +321,9 @@ _BATCH_BYTES = 2_000_000
 """About ten thousand attempts. With larger batches a reader waits longer for the first, and works alone on the last."""
 
 
-def _read_arrow(options: Options, table: Table, statements: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read_arrow(
+    options: PostgresOptions, table: Table, statements: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """Return the rows of some statements, one after the other, in batches that fit the table's schema.
 
     Each statement is its own transaction. Between two of them nothing is held open on the server.
@@ -363,7 +365,7 @@ def _batch(table: Table, found: pa.RecordBatch) -> pa.RecordBatch:
     return fitted(table, columns)
 
 
-def _translated_adbc(error: Exception, options: Options) -> Exception:
+def _translated_adbc(error: Exception, options: PostgresOptions) -> Exception:
     from adbc_driver_postgresql import dbapi
 
     text = " ".join(str(error).split())

@@ -17,7 +17,7 @@ from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
-from taskharbor.drivers.postgres.options import Options
+from taskharbor.drivers.postgres.options import PostgresOptions
 from taskharbor.drivers.postgres.rows import call, load
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 
@@ -101,7 +101,7 @@ class Session:
     them are sent as text, and bytes as they are; and there is one result. Figures are in `docs/decisions/postgres-client.md`.
     """
 
-    def __init__(self, connection: Connection, options: Options) -> None:
+    def __init__(self, connection: Connection, options: PostgresOptions) -> None:
         self.connection = connection
         self.schema = options.schema
         self._names: dict[str, bytes] | None = {} if options.prepare else None
@@ -177,7 +177,7 @@ class Session:
 
 
 class Connections:
-    def __init__(self, options: Options, *idle: Session) -> None:
+    def __init__(self, options: PostgresOptions, *idle: Session) -> None:
         self._options = options
         self._idle = list(idle)
         self._slots = asyncio.Semaphore(options.pool_size)
@@ -273,7 +273,7 @@ class Connections:
             await self._drop(self._idle.pop())
 
 
-async def connect(options: Options) -> Connection:
+async def connect(options: PostgresOptions) -> Connection:
     try:
         # The library prepares nothing: after a rollback it would drop its statements, and TaskHarbor's with them.
         return await Connection.connect(options.conninfo, autocommit=True, prepare_threshold=None)
@@ -328,7 +328,7 @@ def is_lost(error: psycopg.Error) -> bool:
     return state.startswith("08") or state in _SHUTDOWN or state == _READ_ONLY
 
 
-def translated(error: psycopg.Error, options: Options) -> Exception:
+def translated(error: psycopg.Error, options: PostgresOptions) -> Exception:
     """Return the TaskHarbor error for an error of psycopg."""
     state = error.sqlstate or ""
     text = " ".join(str(error).split())

@@ -22,7 +22,7 @@ from taskharbor.drivers.postgres import enqueue, leases, log, migrations, operat
 from taskharbor.drivers.postgres.connections import Connections, Operation, Session, T, connect
 from taskharbor.drivers.postgres.leases import Claimer
 from taskharbor.drivers.postgres.notifications import Listener, NotifyThrottle
-from taskharbor.drivers.postgres.options import Options, parse_url
+from taskharbor.drivers.postgres.options import PostgresOptions, parse_url
 from taskharbor.drivers.postgres.rows import channel, text_array
 from taskharbor.drivers.postgres.transactions import join
 from taskharbor.drivers.waiting import wait
@@ -38,7 +38,7 @@ _TEND_EVERY = 600.0
 
 
 class PostgresDriver(Driver):
-    """`postgresql://user@host/database`; `Options` lists the options of the URL.
+    """`postgresql://user@host/database`; `PostgresOptions` lists the options of the URL.
 
     Durability depends on the server: with its defaults, an answer means that the disk has the change.
     """
@@ -47,7 +47,7 @@ class PostgresDriver(Driver):
         durable=True, multi_process=True, passes_over_busy=True, publishes_at_once=True, batch=2000
     )
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PostgresOptions) -> None:
         self.options = options
         self._connections: Connections | None = None
         self._throttle = NotifyThrottle(self._notify, options.stir)

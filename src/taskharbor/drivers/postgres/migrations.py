@@ -17,7 +17,7 @@ import psycopg
 
 from taskharbor.drivers.migrations import Migration, known_migrations, pending_of
 from taskharbor.drivers.postgres.connections import Session, connect, translated
-from taskharbor.drivers.postgres.options import Options
+from taskharbor.drivers.postgres.options import PostgresOptions
 from taskharbor.drivers.postgres.rows import quoted
 from taskharbor.errors import SchemaMismatch
 
@@ -38,7 +38,7 @@ def known_steps() -> tuple[Migration, ...]:
     return (*steps, Migration(f"functions_{FUNCTIONS_VERSION:04}_{digest}", text))
 
 
-async def open_ready(options: Options) -> Session:
+async def open_ready(options: PostgresOptions) -> Session:
     """Return a session on a store that is up to date. An old store is brought up to date or refused, according to the options."""
     session = Session(await connect(options), options)
     session.is_fresh = False
@@ -55,7 +55,11 @@ async def open_ready(options: Options) -> Session:
 
 
 async def migrate(
-    session: Session, options: Options, *, dry_run: bool = False, known: Sequence[Migration] | None = None
+    session: Session,
+    options: PostgresOptions,
+    *,
+    dry_run: bool = False,
+    known: Sequence[Migration] | None = None,
 ) -> list[str]:
     """Apply the missing steps, and return their names."""
     try:
@@ -75,7 +79,7 @@ async def migrate(
         raise translated(error, options) from error
 
 
-async def _check_isolation(session: Session, options: Options) -> None:
+async def _check_isolation(session: Session, options: PostgresOptions) -> None:
     """Refuse an isolation level other than READ COMMITTED. The functions read again after every lock that they waited for, and a
     snapshot of the whole transaction would hide the changes."""
     level = await session.value("SELECT current_setting('default_transaction_isolation')")
@@ -86,7 +90,7 @@ async def _check_isolation(session: Session, options: Options) -> None:
         )
 
 
-async def _pending(session: Session, options: Options, known: Sequence[Migration]) -> list[Migration]:
+async def _pending(session: Session, options: PostgresOptions, known: Sequence[Migration]) -> list[Migration]:
     place = f"{options.place}: the schema {options.schema!r}"
     first = known_steps()[0]
     tables = {name for (name,) in await session.named("migrate", "tables", session.schema)}

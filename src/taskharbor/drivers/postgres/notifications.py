@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 import psycopg
 
 from taskharbor.drivers.postgres.connections import Connections, Session, connect
-from taskharbor.drivers.postgres.options import NOTIFYING, SILENT, Options
+from taskharbor.drivers.postgres.options import NOTIFYING, SILENT, PostgresOptions
 from taskharbor.drivers.postgres.rows import channel, escaped_texts, quoted, text_array
 from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within
 from taskharbor.errors import TaskHarborError
@@ -102,7 +102,7 @@ class Listener:
 
     trusts_notifications = True
 
-    def __init__(self, options: Options, connections: Connections, emptied: dict[str, str]) -> None:
+    def __init__(self, options: PostgresOptions, connections: Connections, emptied: dict[str, str]) -> None:
         self.notifications = Notifications()
         self._options = options
         self._connections = connections

@@ -34,7 +34,7 @@ _KEEPALIVES = {
 }
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class PostgresOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The address of a store and the options of its connections."""
 
     conninfo: str
@@ -60,10 +60,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return NOTIFYING if self.notify else SILENT
 
     def __repr__(self) -> str:
-        return f"Options({self.place!r}, schema={self.schema!r})"
+        return f"PostgresOptions({self.place!r}, schema={self.schema!r})"
 
 
-def parse_url(url: str) -> Options:
+def parse_url(url: str) -> PostgresOptions:
     scheme, separator, rest = url.partition("://")
     if scheme not in ("postgresql", "postgres") or not separator:
         raise InvalidRequest(f"that is not a PostgreSQL URL: {_HOW}")
@@ -87,7 +87,7 @@ def parse_url(url: str) -> Options:
     place = f"{given.get('host') or 'local'}:{given.get('port') or 5432}/{given.get('dbname') or ''}"
     # Texts of jobs have any alphabet, whatever the environment of this process says.
     merged: dict[str, Any] = {**_KEEPALIVES, **given, "client_encoding": "utf8"}
-    return Options(conninfo=conninfo.make_conninfo(**merged), place=place, **own)
+    return PostgresOptions(conninfo=conninfo.make_conninfo(**merged), place=place, **own)
 
 
 def _schema(name: str, value: str) -> str:

@@ -20,7 +20,7 @@ from taskharbor.drivers.contract import Enqueued, JoinedAsyncTransaction, Joined
 from taskharbor.drivers.dispatch import check_records
 from taskharbor.drivers.postgres.connections import MISSING
 from taskharbor.drivers.postgres.enqueue import batch_values, is_plain, rule_values
-from taskharbor.drivers.postgres.options import Options
+from taskharbor.drivers.postgres.options import PostgresOptions
 from taskharbor.drivers.postgres.rows import load
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 from taskharbor.jobs import JobRecord, Micros
@@ -36,7 +36,7 @@ _LIKE_A_NAME = re.compile(r"(?<![:\w\\]):(?=\w)")
 """Text that SQLAlchemy would take for a parameter. Here it can only be part of the schema's name."""
 
 
-def join(transaction: Any, options: Options) -> JoinedTransaction | JoinedAsyncTransaction:
+def join(transaction: Any, options: PostgresOptions) -> JoinedTransaction | JoinedAsyncTransaction:
     # By all base classes, because users derive their own sessions and connections.
     libraries = {base.__module__.partition(".")[0] for base in type(transaction).__mro__}
     if isinstance(transaction, Connection):
@@ -60,7 +60,7 @@ def join(transaction: Any, options: Options) -> JoinedTransaction | JoinedAsyncT
 class _Joined:
     """Runs a statement on the caller's connection."""
 
-    def __init__(self, run: Callable[[str, list[Any]], Any], options: Options) -> None:
+    def __init__(self, run: Callable[[str, list[Any]], Any], options: PostgresOptions) -> None:
         self._run = run
         self._options = options
 
@@ -89,7 +89,7 @@ class EnqueueStatement:
     a while had better not have by the thousand.
     """
 
-    def __init__(self, records: Sequence[JobRecord], now: Micros, options: Options) -> None:
+    def __init__(self, records: Sequence[JobRecord], now: Micros, options: PostgresOptions) -> None:
         check_records(records)
         self._records = records
         self._is_plain = is_plain(records)
@@ -114,7 +114,7 @@ class EnqueueStatement:
 
 
 @contextmanager
-def _explaining(options: Options) -> Iterator[None]:
+def _explaining(options: PostgresOptions) -> Iterator[None]:
     """Explain one error of the caller's library. All others are left alone, because the caller's code knows them."""
     try:
         yield
@@ -183,7 +183,9 @@ def _run_on_django(connection: Any, statement: str, values: list[Any]) -> Rows:
     return rows
 
 
-def _join_sqlalchemy(transaction: Any, options: Options) -> JoinedTransaction | JoinedAsyncTransaction | None:
+def _join_sqlalchemy(
+    transaction: Any, options: PostgresOptions
+) -> JoinedTransaction | JoinedAsyncTransaction | None:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session, scoped_session
 

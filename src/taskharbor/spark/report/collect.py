@@ -197,14 +197,14 @@ def _workers(read: Read, buckets: data.Buckets) -> tuple[list[data.WorkerLoad], 
     return shown, number, cells.bucket_us
 
 
-def _objectives(hours: DataFrame, buckets: data.Buckets) -> tuple[list[data.Objective], Micros]:
+def _objectives(hours: DataFrame, buckets: data.Buckets) -> tuple[list[data.ObjectiveFigures], Micros]:
     """Objectives that were missed most, and the length of the buckets of their burn rates."""
     cells = buckets.coarser(HOUR, CELLS_SHOWN)
     worst = _rows(queries.worst_objectives(hours))
     names = [row["name"] for row in worst]
     rates = queries.burn_rates(hours.where(F.col("objective").isin(names)), cells).collect() if names else []
     burn = _by_name(rates, names, cells)
-    return [data.Objective(**row, burn=burn[row["name"]]) for row in worst], cells.bucket_us
+    return [data.ObjectiveFigures(**row, burn=burn[row["name"]]) for row in worst], cells.bucket_us
 
 
 def _by_name(rows: Iterable[Row], names: Iterable[str], cells: data.Buckets) -> dict[str, list[float | None]]:

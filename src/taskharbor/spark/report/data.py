@@ -194,7 +194,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str | None = None
 
 
-class Objective(msgspec.Struct, frozen=True, kw_only=True):
+class ObjectiveFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Burn rate per bucket of `ReportData.objective_bucket_us`: at 1 the allowed share of misses is used up exactly."""
 
     name: str
@@ -230,7 +230,7 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     job_ends: dict[str, int] = {}
     slowest: list[JobLine] = []
     most_tried: list[JobLine] = []
-    objectives: list[Objective] = []
+    objectives: list[ObjectiveFigures] = []
     objective_bucket_us: Micros = 1
 
     @property

@@ -139,11 +139,11 @@ def run_on_executors(
     when set; in the main thread SIGINT and SIGTERM do so too, and a second one cancels the tasks. `options` are those
     of `Worker`, for each of them. `started` is told the run's name and the number of workers, `progress` about every second.
     """
-    run = _Run(spark, app, url, workers, options)
+    run = _WorkerRun(spark, app, url, workers, options)
     return run.drain(stop or threading.Event(), progress, started)
 
 
-class _Run:
+class _WorkerRun:
     def __init__(
         self, spark: SparkSession, app: str, url: str | None, workers: int | None, options: WorkerOptions
     ) -> None:
