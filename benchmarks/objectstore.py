@@ -22,8 +22,8 @@ from benchmarks.measure import Figure, Series, alternate
 from benchmarks.workload import TYPES, names
 from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.server import listen, serve, url_of
 from taskharbor.broker.service import candidacy_for
-from taskharbor.broker.serving import listen, serve, url_of
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.engine import enqueue, reserve, settle
 from taskharbor.drivers.http import HttpDriver
@@ -34,7 +34,7 @@ from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, JobRecord, Micros
 from taskharbor.requests import new_ids
-from taskharbor.worker.interpreter import tuned_interpreter
+from taskharbor.worker.process_setup import tuned_interpreter
 
 WRITE_SECONDS = 0.05
 CLIENTS = 32

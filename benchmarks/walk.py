@@ -30,7 +30,7 @@ from taskharbor import Harbor, JobRequest
 from taskharbor.client import AsyncClient
 from taskharbor.jobs import JobState
 from taskharbor.testing.broker import running_broker
-from taskharbor.worker import engine
+from taskharbor.worker import backend_loop
 
 PACKAGE = str(Path(taskharbor.__file__).parent) + "/"
 spawn = multiprocessing.get_context("spawn")
@@ -109,7 +109,7 @@ def _work(trace: Trace, url: str, *, in_process: bool) -> list[str]:
     async def nothing(n: int) -> None: ...
 
     # Heartbeats and sweeps run by the clock, not for a job: a slow machine must not count them.
-    engine.RECLAIM_EVERY = _AN_HOUR
+    backend_loop.RECLAIM_EVERY = _AN_HOUR
     worker = harbor.worker(queues=["walk-work"], lease=_AN_HOUR)
     running = threading.Thread(target=worker.run)
     running.start()

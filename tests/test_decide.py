@@ -149,7 +149,7 @@ def test_retry_by_the_handler() -> None:
         settled = decided(raised(signal))
         assert isinstance(settled, RetryAt)
         assert (settled.run_at_us, settled.attempts) == (run_at, 1)
-        assert settled.error == Failure("RetryAt", "retry asked for")
+        assert settled.error == Failure("Retry", "retry asked for")
     assert isinstance(decided(raised(signals.Retry(delay=5)), job=record(attempts=4)), Fail)
     by_policy = decided(raised(signals.Retry()), retry=FixedDelays([2]))
     assert isinstance(by_policy, RetryAt)

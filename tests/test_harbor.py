@@ -195,7 +195,7 @@ def test_closing_and_using_again(harbor: Harbor) -> None:
         ({"priority": 10**9}, "priority"),
         ({"isolation": "loop"}, "would block the event loop"),
         ({"isolation": "process"}, "at the top of a module"),
-        ({"name": "same"}, "declared already"),
+        ({"type": "same"}, "declared already"),
     ],
 )
 def test_a_wrong_option_is_refused_where_the_job_is_declared(
@@ -203,5 +203,5 @@ def test_a_wrong_option_is_refused_where_the_job_is_declared(
 ) -> None:
     harbor.job(type="same")(lambda: None)
     with pytest.raises(InvalidRequest, match=f"'add|same'.*{said}"):
-        harbor.job(**{"name": "add", **options})(lambda n: n)
+        harbor.job(**{"type": "add", **options})(lambda n: n)
     assert list(harbor.handlers) == ["same"]

@@ -5,6 +5,7 @@ folder.
 """
 
 import ast
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -135,3 +136,13 @@ def test_the_testkit_knows_no_driver() -> None:
 def test_no_module_is_called_after_nothing() -> None:
     names = {path.stem for path in ROOT.rglob("*.py")} | {path.name for path in ROOT.rglob("*/")}
     assert names.isdisjoint({"utils", "common", "helpers", "misc"})
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    names = Counter(
+        node.name
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []

@@ -20,9 +20,9 @@ import taskharbor.broker.tokens as tokens
 from broker.broker_client import Answer, Client, Direct
 from broker.broker_loops import PATIENCE, wait_until, waiting_claim
 from needing import Certificate
-from taskharbor.broker.gate import Rates, host_names, is_known_host
+from taskharbor.broker.admission import Rates, host_names, is_known_host
 from taskharbor.broker.routes import ROUTES
-from taskharbor.broker.serving import BoundedProtocol, check_exposure
+from taskharbor.broker.server import BoundedProtocol, check_exposure
 from taskharbor.broker.tokens import find_caller, parse_token, read_token_file
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import OPERATIONS, Operation, Settings, Stats

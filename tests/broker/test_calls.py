@@ -9,8 +9,8 @@ import pytest
 
 from broker.broker_client import Direct
 from records import NOW, make_record, present
-from taskharbor.broker import replays
-from taskharbor.broker.replays import MOST_HEARD, Replays
+from taskharbor.broker import idempotency
+from taskharbor.broker.idempotency import MOST_HEARD, Replays
 from taskharbor.broker.tokens import parse_token
 from taskharbor.clock import FakeClock
 from taskharbor.drivers import operations as op
@@ -170,12 +170,12 @@ async def test_what_is_remembered_is_bounded_in_time_bytes_and_number(
     async def answer() -> str:
         return "x"
 
-    monkeypatch.setattr(replays, "MAX_BYTES", 100)
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 100)
     assert [await is_kept(name) for name in "abccb"] == [False, False, False, True, True]
     assert not await is_kept("a")
-    monkeypatch.setattr(replays, "MAX_ANSWERS", 1)
+    monkeypatch.setattr(idempotency, "MAX_ANSWERS", 1)
     assert [await is_kept(name, 1) for name in "dede"] == [False] * 4
-    monkeypatch.setattr(replays, "KEEP_SECONDS", 0)
+    monkeypatch.setattr(idempotency, "KEEP_SECONDS", 0)
     assert [await is_kept("f", 1) for _ in range(2)] == [False, False]
 
 

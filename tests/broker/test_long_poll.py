@@ -14,7 +14,7 @@ from broker.broker_client import Client
 from broker.broker_loops import PATIENCE, rounds_until, wait_until, waiting_claim
 from records import make_record
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.problems import Problem
+from taskharbor.broker.error_responses import Problem
 from taskharbor.broker.service import LongPolls
 from taskharbor.clock import SystemClock
 from taskharbor.drivers.contract import Driver, Woken

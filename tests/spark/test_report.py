@@ -18,11 +18,11 @@ from rich.console import Console
 
 from taskharbor.jobs import SECOND
 from taskharbor.spark.report import formatting
+from taskharbor.spark.report.axis_ticks import count_ticks, duration_ticks, log_ticks, time_ticks
 from taskharbor.spark.report.data import MOST_BUCKETS, Flow, ReportData, Totals, Verdict, choose
 from taskharbor.spark.report.formatting import DAY, HOUR, MINUTE
 from taskharbor.spark.report.page import render
 from taskharbor.spark.report.summary import sparkline, summary
-from taskharbor.spark.report.ticks import count_ticks, duration_ticks, log_ticks, time_ticks
 
 START = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * SECOND
 HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\x1b[31m"

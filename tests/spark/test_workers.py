@@ -19,8 +19,8 @@ from taskharbor.cli.worker import show_summary
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.requests import new_id
 from taskharbor.spark.workers import ExecutorWorker, Progress, ask_to_stop, run_on_executors
-from taskharbor.spark.workers.drain import DrainSummary, WorkersFailed, absolute_url
-from taskharbor.spark.workers.stopping import QUEUE, clear_mark, is_marked
+from taskharbor.spark.workers.launcher import DrainSummary, WorkersFailed, absolute_url
+from taskharbor.spark.workers.stop_mark import QUEUE, clear_mark, is_marked
 
 APP = "worker_app:harbor"
 HERE = Path(__file__).parent
@@ -99,7 +99,7 @@ def test_a_stop_is_graceful_and_leaves_no_mark(
 def test_tasks_that_do_not_stop_in_time_are_cancelled_and_their_jobs_run_again(
     shipped: SparkSession, client: Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.spark.workers.drain._AFTER_GRACE", 0.0)
+    monkeypatch.setattr("taskharbor.spark.workers.launcher._AFTER_GRACE", 0.0)
     (job_id,) = enqueue(client, "dwell", [{"seconds": PATIENCE}])
     stop = threading.Event()
 
@@ -109,7 +109,7 @@ def test_tasks_that_do_not_stop_in_time_are_cancelled_and_their_jobs_run_again(
 
     options: Any = {"workers": 1, "lease": 1.0, "poll_interval": 0.2}
     # A grace period that the driver does not wait for: the worker itself would wait for its handler.
-    monkeypatch.setattr("taskharbor.spark.workers.drain._Run._mark", lambda run, client: False)
+    monkeypatch.setattr("taskharbor.spark.workers.launcher._Run._mark", lambda run, client: False)
     summary = run_on_executors(shipped, APP, url, stop=stop, progress=progress, **options)
     assert summary.cancelled
     assert (summary.workers[0].lost, summary.workers[0].host) == (1, "")

@@ -26,4 +26,4 @@ def troubled(trouble: Trouble) -> Entered:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For handlers that never stop: how long they are waited for after the grace period makes no difference to them."""
-    monkeypatch.setattr("taskharbor.worker.engine._ABORT_SECONDS", 0.2)
+    monkeypatch.setattr("taskharbor.worker.backend_loop._ABORT_SECONDS", 0.2)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from taskharbor import Harbor
-from taskharbor.worker.interpreter import SWITCH_SECONDS, YOUNG_OBJECTS, interrupts
+from taskharbor.worker.process_setup import SWITCH_SECONDS, YOUNG_OBJECTS, interrupts
 
 posix = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs POSIX signals")
 BOTH = (signal.SIGINT, signal.SIGTERM)

@@ -3,18 +3,17 @@
 `make_app` is an ASGI application over any driver; `taskharbor broker` serves it. The modules, in the order in which a request
 passes through them:
 
-    serving          the server: bounded headers and connections, TLS, a graceful stop
-    app              makes the application: every path with its handler, and the OpenAPI document
-    config, tokens   limits, and the tokens of callers
-    gate             the application: checks of a request (host, origin, token, scope, rate, leadership), and the handler of its
-    path
-    exchange         the body of a request, and clients that leave
-    routes           the JSON API's table of routes, and the handling of one
-    models           bodies, queries and answers of the JSON API, derived from the records; the command line's JSON as well
-    job_routes       submit, claim, heartbeat, settle
-    operator_routes  health, inspection, cancel, requeue, purge, settings
-    calls            the driver protocol
-    replays          answers that are given again to a repeated request
-    service          the open driver, its clock, leadership, sweeps, long polls
-    problems         errors as answers
+    server            bounded headers and connections, TLS, a graceful stop
+    app               makes the application: every path with its handler, and the OpenAPI document
+    config, tokens    limits, and the tokens of callers
+    admission         checks of a request: host, origin, token, scope, rate, leadership. Then the handler of its path
+    request_response  the body of a request, and clients that leave
+    routes            the JSON API's table of routes, and the handling of one
+    models            bodies, queries and answers of the JSON API, derived from the records; the command line's JSON as well
+    job_routes        submit, claim, heartbeat, settle
+    operator_routes   health, inspection, cancel, requeue, purge, settings
+    driver_calls      the driver protocol
+    idempotency       answers that are given again to a repeated request
+    service           the open driver, its clock, leadership, sweeps, long polls
+    error_responses   errors as answers
 """

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import UnsetType
 
 from taskharbor.broker import models
-from taskharbor.broker.exchange import ClientGone, unless_left, watched_client
-from taskharbor.broker.problems import Problem, invalid
+from taskharbor.broker.error_responses import Problem, invalid
+from taskharbor.broker.request_response import ClientGone, unless_left, watched_client
 from taskharbor.broker.routes import Reply, RouteCall, check_batch, decoded, route, route_many, route_one
 from taskharbor.drivers.operations import Enqueue, Wait
 from taskharbor.drivers.records import Ack, Discard, Extension, Fail, Release, RetryAt, Settlement

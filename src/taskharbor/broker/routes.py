@@ -15,10 +15,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.broker.gate import CALLER, Endpoint, ServedPath
+from taskharbor.broker.admission import CALLER, Endpoint, ServedPath
+from taskharbor.broker.error_responses import Problem, invalid
+from taskharbor.broker.idempotency import Replays
 from taskharbor.broker.models import batch_item, batch_of
-from taskharbor.broker.problems import Problem, invalid
-from taskharbor.broker.replays import Replays
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller
 from taskharbor.drivers.http.protocol import REQUEST_ID

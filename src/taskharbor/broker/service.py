@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.problems import Problem
+from taskharbor.broker.error_responses import Problem
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Wait
@@ -21,7 +21,7 @@ from taskharbor.drivers.records import Woken
 from taskharbor.drivers.waiting import Look, Notifications, wait
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
-from taskharbor.worker.engine import SweepLoop
+from taskharbor.worker.backend_loop import SweepLoop
 
 log = logging.getLogger("taskharbor.broker")
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskharbor.cli import options as opt
+from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import banner
-from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, MissingExtra
 from taskharbor.jobs import to_micros
 
 if TYPE_CHECKING:
-    from taskharbor.broker.serving import TLS, BrokerServer
+    from taskharbor.broker.server import TLS, BrokerServer
     from taskharbor.broker.tokens import Token
 
 log = logging.getLogger("taskharbor.broker")
@@ -62,11 +62,11 @@ _MAKE_TOKENS = (
 def broker(settings: Invocation, /, **options: Any) -> None:
     """Serve a store over HTTP: a JSON API, and http:// for workers."""
     from taskharbor.worker.health import is_loopback
-    from taskharbor.worker.interpreter import tuned_interpreter
     from taskharbor.worker.logs import set_up_logs
+    from taskharbor.worker.process_setup import tuned_interpreter
 
     try:
-        import taskharbor.broker.serving as serving
+        from taskharbor.broker import server
         from taskharbor.broker.app import make_app
         from taskharbor.broker.config import MIB, BrokerConfig
         from taskharbor.broker.service import candidacy_for
@@ -76,16 +76,16 @@ def broker(settings: Invocation, /, **options: Any) -> None:
         ) from missing
     set_up_logs(options["log_level"], options["log_format"])
     url = options["store"] or settings.url
-    host, port = serving.parse_bind(options["bind"])
+    host, port = server.parse_bind(options["bind"])
     tokens = _tokens(options["token_file"])
     with _hint(f"bind to 127.0.0.1, or {_MAKE_TOKENS}"):
-        serving.check_exposure(host, has_tokens=bool(tokens))
+        server.check_exposure(host, has_tokens=bool(tokens))
     tls = _tls(options["tls_cert"], options["tls_key"])
     if tls is None and tokens and not is_loopback(host):
         log.warning("tokens and payloads travel unencrypted: use --tls-cert, or a proxy with TLS in front")
     driver = connect(url)
     with closing(_listen(host, port)) as listener:
-        bound = serving.url_of(listener, tls=tls is not None)
+        bound = server.url_of(listener, tls=tls is not None)
         address = options["advertise"] or bound
         candidacy = candidacy_for(driver, url=address, term=options["term"].total_seconds())
         is_unknown = listener.getsockname()[0] in ("0.0.0.0", "::") and not options["advertise"]
@@ -119,7 +119,7 @@ def broker(settings: Invocation, /, **options: Any) -> None:
 
         async def live() -> None:
             app, grace = make_app(driver, config, candidacy), options["grace"].total_seconds()
-            await serving.serve(app, listener, tls=tls, grace=grace, when_ready=when_ready)
+            await server.serve(app, listener, tls=tls, grace=grace, when_ready=when_ready)
 
         # As for a worker: what is computed beside the requests must not hold them up.
         with tuned_interpreter():
@@ -147,7 +147,7 @@ def _tokens(file: Path | None) -> tuple[Token, ...]:
 
 
 def _tls(certificate: Path | None, key: Path | None) -> TLS | None:
-    from taskharbor.broker.serving import TLS
+    from taskharbor.broker.server import TLS
 
     if certificate is not None:
         tls = TLS(certificate, key)
@@ -160,7 +160,7 @@ def _tls(certificate: Path | None, key: Path | None) -> TLS | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    from taskharbor.broker.serving import listen
+    from taskharbor.broker.server import listen
 
     try:
         return listen(host, port)

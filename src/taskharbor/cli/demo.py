@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from taskharbor.cli.errors import FAILED
 from taskharbor.cli.options import FILE, Invocation, command, flag, option
 from taskharbor.cli.output import cell, console, duration_text, emit, progress, rounded
-from taskharbor.cli.problems import FAILED
 from taskharbor.jobs import SECOND
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import click
 
 from taskharbor.broker.models import ChangedJob, RemovedJobs, batch_item
 from taskharbor.cli import options as opt
+from taskharbor.cli.errors import FAILED, BadInput, say_error
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, select, types_option
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, answer, cell, duration_text, emit, relative_text
-from taskharbor.cli.problems import FAILED, BadInput, say_error
 from taskharbor.client import chunks
 from taskharbor.errors import JobError
 from taskharbor.jobs import JobRecord, JobState, Micros, to_micros

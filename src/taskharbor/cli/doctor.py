@@ -19,9 +19,9 @@ import click
 import msgspec
 
 import taskharbor
+from taskharbor.cli.errors import FAILED
 from taskharbor.cli.options import Invocation, command, flag, shown_url, store_file
 from taskharbor.cli.output import answer, duration_text, emit, plain
-from taskharbor.cli.problems import FAILED
 from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers

@@ -20,9 +20,9 @@ import msgspec
 from taskharbor.broker.models import NewJob, job_request
 from taskharbor.bulk import publish, stage
 from taskharbor.cli import options as opt
+from taskharbor.cli.errors import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import answer, emit, progress
-from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.client import CHUNK, chunks, portal
 from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.records import Enqueued

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import click
 from click.core import ParameterSource
 
-from taskharbor.cli.problems import BadInput, CommandFailed
+from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.client import Client
 from taskharbor.harbor import DEFAULT_URL
 

@@ -15,9 +15,9 @@ import msgspec
 
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
+from taskharbor.cli.errors import FAILED, BadInput
 from taskharbor.cli.options import Invocation, option
 from taskharbor.cli.output import Column, cell, count_text
-from taskharbor.cli.problems import FAILED, BadInput
 from taskharbor.errors import MissingExtra
 
 _lake = option("--lake folder", opt.FOLDER, "The folder of the lake.", "lake")

@@ -16,9 +16,9 @@ import msgspec
 from taskharbor.broker.models import queue_stats_view, queue_view, stats_view
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
+from taskharbor.cli.errors import BadInput
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, cell, count_text
-from taskharbor.cli.problems import BadInput
 from taskharbor.client import Client
 from taskharbor.drivers.records import QueueSettings, QueueStats
 from taskharbor.jobs import SECOND, JobState, Micros, to_micros

@@ -16,10 +16,10 @@ from taskharbor.cli.demo import demo
 from taskharbor.cli.dlq import cancel, dlq
 from taskharbor.cli.doctor import doctor, migrate
 from taskharbor.cli.enqueue import enqueue
+from taskharbor.cli.errors import report
 from taskharbor.cli.jobs import inspect, list_jobs
 from taskharbor.cli.options import Group, Invocation, command
 from taskharbor.cli.pipeline import history, pipeline
-from taskharbor.cli.problems import report
 from taskharbor.cli.queues import queues, stats
 from taskharbor.cli.worker import spark_worker, worker
 

@@ -18,10 +18,10 @@ import msgspec
 
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
-from taskharbor.cli.apps import load_app, put_current_folder_first
+from taskharbor.cli.app_loading import load_app, put_current_folder_first
+from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Column, cell, count_text
-from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> No
     """Run jobs of the app that MODULE:APP names, inside Spark tasks."""
     # Spark is an extra, and takes a second to import: imported on demand.
     if run := options["stopped_run"]:
-        from taskharbor.spark.workers.stopping import ask_to_stop
+        from taskharbor.spark.workers.stop_mark import ask_to_stop
 
         opt.require_store(settings)
         ask_to_stop(settings.url, run)

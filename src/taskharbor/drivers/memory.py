@@ -18,7 +18,7 @@ from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
 from taskharbor.drivers.engine import inspect, schema
-from taskharbor.drivers.engine.calls import FUNCTIONS
+from taskharbor.drivers.engine.dispatch import FUNCTIONS
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.waiting import Look, Notifications, wait
 from taskharbor.errors import InvalidRequest

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
+from taskharbor.broker.admission import BrokerApp
 from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.gate import BrokerApp
+from taskharbor.broker.server import TLS, BrokerServer, listen, serve, url_of
 from taskharbor.broker.service import Leads
-from taskharbor.broker.serving import TLS, BrokerServer, listen, serve, url_of
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect

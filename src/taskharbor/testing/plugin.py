@@ -70,7 +70,7 @@ def taskharbor_app(request: pytest.FixtureRequest) -> Harbor:
             "or define a fixture taskharbor_app that returns it",
             pytrace=False,
         )
-    from taskharbor.cli.apps import load_app
+    from taskharbor.cli.app_loading import load_app
 
     return load_app(name)
 

@@ -22,15 +22,25 @@ from typing import Any
 
 import msgspec
 
-import taskharbor.worker.child as child
 from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest, WorkerProcessDied
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import Job, reschedule_timeout
-from taskharbor.worker.child import Began, Logged, ProgressReport, Ready, Returned, Run, Stop, Stopping, Threw
+from taskharbor.worker import process_child
 from taskharbor.worker.decide import RemoteError
-from taskharbor.worker.interpreter import exit_reason
+from taskharbor.worker.process_child import (
+    Began,
+    Logged,
+    ProgressReport,
+    Ready,
+    Returned,
+    Run,
+    Stop,
+    Stopping,
+    Threw,
+)
+from taskharbor.worker.process_setup import exit_reason
 from taskharbor.worker.run import SHUTDOWN
 
 _START_SECONDS = 120.0
@@ -53,7 +63,7 @@ class ProcessPool:
 
     def __init__(self, handlers: Sequence[Handler], *, codecs: CodecRegistry) -> None:
         self._codecs = codecs
-        self._orders = child.Orders(
+        self._orders = process_child.Orders(
             handlers=[_wanted(handler) for handler in handlers],
             codecs=_extra_codecs(codecs),
             log_levels=_log_levels(),
@@ -146,7 +156,7 @@ class NotBegun(WorkerProcessDied):
 class WorkerProcess:
     """One process, seen from the worker's event loop. One thread starts it, listens to it and sees its end; one writes to it."""
 
-    def __init__(self, orders: child.Orders, on_gone: Callable[[WorkerProcess], object]) -> None:
+    def __init__(self, orders: process_child.Orders, on_gone: Callable[[WorkerProcess], object]) -> None:
         self._orders = orders
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
@@ -202,7 +212,7 @@ class WorkerProcess:
             self.kill()
         else:
             self._must_end = True
-            self._outbox.put(child.END)
+            self._outbox.put(process_child.END)
 
     def _keep(self) -> None:
         """The life of the process, on the keeper's thread."""
@@ -224,7 +234,7 @@ class WorkerProcess:
         with self._lock:
             self._is_over.set()
         self._on_loop(self._note_end, complaint)
-        self._outbox.put(child.END)
+        self._outbox.put(process_child.END)
         writer.join()
         self._ours.close()
 
@@ -234,7 +244,7 @@ class WorkerProcess:
             while True:
                 ready = wait([self._ours, process.sentinel], _LOOK_SECONDS)
                 if self._ours in ready:
-                    self._on_loop(self._take, child.decode_up(self._ours.recv_bytes()))
+                    self._on_loop(self._take, process_child.decode_up(self._ours.recv_bytes()))
                 elif ready or not process.is_alive():
                     return
         except (EOFError, OSError):
@@ -246,7 +256,7 @@ class WorkerProcess:
         """Until the process is told to end, or does not listen any more; then it has to go."""
         message = None
         with contextlib.suppress(OSError):
-            while message != child.END:
+            while message != process_child.END:
                 message = self._outbox.get()
                 self._ours.send_bytes(message)
         if not self._is_over.wait(_EXIT_SECONDS):
@@ -293,11 +303,11 @@ class WorkerProcess:
         self._job.on_stop = None  # A later request to stop is not for the next job of this process.
         self._job = None
 
-    def _tell(self, message: child.Down) -> None:
+    def _tell(self, message: process_child.Down) -> None:
         """From any thread."""
-        self._outbox.put(child.encode(message))
+        self._outbox.put(process_child.encode(message))
 
-    def _take(self, said: child.Up) -> None:
+    def _take(self, said: process_child.Up) -> None:
         job = self._job
         match said:
             case Began():
@@ -318,10 +328,10 @@ class WorkerProcess:
                     logger.handle(record)
 
 
-def _started(theirs: Connection, orders: child.Orders) -> multiprocessing.process.BaseProcess:
+def _started(theirs: Connection, orders: process_child.Orders) -> multiprocessing.process.BaseProcess:
     # Not a daemon: those may have no children, and handlers may want some.
     process = _spawn.Process(
-        target=child.main, args=(theirs, orders), name="taskharbor-process", daemon=False
+        target=process_child.main, args=(theirs, orders), name="taskharbor-process", daemon=False
     )
     if not hasattr(signal, "pthread_sigmask"):
         process.start()
@@ -341,17 +351,17 @@ def _as_exception(threw: Threw) -> Exception:
     pickle); its type, message and traceback do, and a signal stays a signal, with its times."""
     if not threw.kind:
         return RemoteError(threw.failure)
-    kind = child.SIGNALS[threw.kind]
+    kind = process_child.SIGNALS[threw.kind]
     signal = kind.__new__(kind, threw.failure.message)  # Its constructor takes other values than it keeps.
     signal.__dict__.update(delay_us=threw.delay_us, at_us=threw.at_us, failure=threw.failure)
     return signal
 
 
-def _wanted(handler: Handler) -> child.Wanted:
+def _wanted(handler: Handler) -> process_child.Wanted:
     """The path by which the child finds the handler. Checked in the parent, which can report a mistake."""
     assert handler.location is not None
-    wanted = child.Wanted(handler.type, *handler.location, takes_job=handler.arguments is None)
-    if child.find(wanted).function is not handler.function:
+    wanted = process_child.Wanted(handler.type, *handler.location, takes_job=handler.arguments is None)
+    if process_child.find(wanted).function is not handler.function:
         raise InvalidRequest(
             f"{handler.type!r} runs in a process of its own, but {wanted.module}.{wanted.name} is not its "
             "handler: a process finds a handler by that name, so it must be a plain function of its module"

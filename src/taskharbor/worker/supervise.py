@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.worker.interpreter import exit_reason, interrupts
+from taskharbor.worker.process_setup import exit_reason, interrupts
 
 log = logging.getLogger("taskharbor.supervisor")
 

@@ -34,9 +34,9 @@ from taskharbor.handlers import Handler, Isolation, OnInvalid
 from taskharbor.jobs import SECOND, Outcome
 from taskharbor.middleware import Call, Job, Middleware, chain, function_call
 from taskharbor.retry import RetryPolicy
-from taskharbor.worker.engine import Engine
+from taskharbor.worker.backend_loop import Engine
 from taskharbor.worker.fetch import Allowance, Assignment, Outage, WorkerConfig
-from taskharbor.worker.interpreter import interrupts, tuned_interpreter
+from taskharbor.worker.process_setup import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
 from taskharbor.worker.run import BatchRunner, BufferedRunner, Runner, ThreadPool
 

@@ -16,7 +16,7 @@ from taskharbor.client import AsyncClient
 from taskharbor.drivers.contract import Ack, Capabilities, Extension, JobFilter
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.http import protocol as wire
-from taskharbor.drivers.http.brokers import NoAnswer, refusal
+from taskharbor.drivers.http.failover import NoAnswer, refusal
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.records import Greeting
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, LeaseMismatch, SchemaMismatch
@@ -42,7 +42,7 @@ async def test_a_wrong_or_missing_token_is_told_at_once_and_not_tried_again(
         shown.append(authorization)
         return find_caller(tokens, authorization)
 
-    monkeypatch.setattr("taskharbor.broker.gate.find_caller", noting)
+    monkeypatch.setattr("taskharbor.broker.admission.find_caller", noting)
 
     with running_broker("memory://", tokens=TOKENS) as url:
         for address in (url, with_token(url, "a-wrong-secret-canary")):

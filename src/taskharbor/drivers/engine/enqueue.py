@@ -30,7 +30,7 @@ from taskharbor.drivers.engine.tables import (
     spec_values,
     to_json,
 )
-from taskharbor.drivers.engine.unit import Unit, new_job
+from taskharbor.drivers.engine.unit_of_work import Unit, new_job
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 
 _SQL = load("enqueue")

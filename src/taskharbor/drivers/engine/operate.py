@@ -25,7 +25,7 @@ from taskharbor.drivers.engine.tables import (
     queue_ids,
     to_json,
 )
-from taskharbor.drivers.engine.unit import Unit
+from taskharbor.drivers.engine.unit_of_work import Unit
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros, Outcome
 

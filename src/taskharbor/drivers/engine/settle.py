@@ -33,7 +33,7 @@ from taskharbor.drivers.engine.tables import (
     queue_ids,
     to_json,
 )
-from taskharbor.drivers.engine.unit import UNIT, JobRow, Unit
+from taskharbor.drivers.engine.unit_of_work import UNIT, JobRow, Unit
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros, Outcome
 

@@ -3,7 +3,7 @@
 options     the options of the URL
 driver      the handle: contract calls, clones, waiting
 protocol    the form of calls and answers, for both sides: the broker uses this file too
-brokers     sends one call: connections, repeated tries, the leader among several brokers
+failover    sends one call: connections, repeated tries, the leader among several brokers
 """
 
 from __future__ import annotations

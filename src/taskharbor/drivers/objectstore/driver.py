@@ -17,7 +17,7 @@ from taskharbor.drivers import records as rec
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.engine import bulk, operate, reserve, settle
 from taskharbor.drivers.engine import inspect as engine
-from taskharbor.drivers.engine.calls import FUNCTIONS
+from taskharbor.drivers.engine.dispatch import FUNCTIONS
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Segments

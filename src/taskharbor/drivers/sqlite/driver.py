@@ -28,7 +28,7 @@ from msgspec.structs import astuple
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
 from taskharbor.drivers.engine import settle
-from taskharbor.drivers.engine.calls import FUNCTIONS
+from taskharbor.drivers.engine.dispatch import FUNCTIONS
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.sqlite.file import (
     SQLiteOptions,

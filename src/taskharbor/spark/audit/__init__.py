@@ -3,11 +3,11 @@
 `audit` takes the attempt log as a DataFrame and gives one row per violation; `audit_lake` and `audit_store` read it from
 where it is. Each check is a pure function from rows to violations.
 
-violations  the shape of a violation, rules, and what a lease is
-rows        checks of single rows, and of their numbers
-lives       checks of a job's rows in their order, and of jobs that share a key
-limits      the check of max_inflight
-run         all checks together, the check against the store, and the result
+violations       the shape of a violation, rules, and what a lease is
+row_checks       checks of single rows, and of their numbers
+job_histories    checks of a job's rows in their order, and of jobs that share a key
+inflight_limits  the check of max_inflight
+run              all checks together, the check against the store, and the result
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, JobState
-from taskharbor.spark.audit.limits import check_limits
-from taskharbor.spark.audit.lives import check_keys, check_lives
-from taskharbor.spark.audit.rows import check_row_numbers, check_single_rows
+from taskharbor.spark.audit.inflight_limits import check_limits
+from taskharbor.spark.audit.job_histories import check_keys, check_lives
+from taskharbor.spark.audit.row_checks import check_row_numbers, check_single_rows
 from taskharbor.spark.audit.violations import Kind, Rule, Violation, broken
 from taskharbor.spark.lake.layout import Lake
 

@@ -5,13 +5,13 @@ layout      where tables lie, how a change to several takes effect as one; `mani
 run         one run, from a store or a DataFrame through all tables
 silver, gold, objectives
             the transformations, each from rows to rows
-compact, vacuum
+compaction, vacuum
             few files instead of many, and none that nobody needs
 """
 
 from __future__ import annotations
 
-from taskharbor.spark.lake.compact import CompactSummary, compact
+from taskharbor.spark.lake.compaction import CompactSummary, compact
 from taskharbor.spark.lake.layout import Lake
 from taskharbor.spark.lake.objectives import Objective, load_objectives
 from taskharbor.spark.lake.run import RunSummary, run_pipeline

@@ -4,9 +4,9 @@ formatting   numbers and times as text
 data         the numbers of the report, and the buckets of time that they are counted in
 queries      Spark queries over the tables of a lake
 collect      the numbers, from the results of the queries
-view         sections with charts, from the numbers
+sections     sections with charts, from the numbers
 charts       geometry of the charts
-ticks        marks of the axes of charts
+axis_ticks   marks of the axes of charts
 page         the HTML file, by the templates in `templates/`
 summary      the numbers for a terminal
 """

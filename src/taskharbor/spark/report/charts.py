@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
+from taskharbor.spark.report.axis_ticks import Tick, count_ticks, duration_ticks, log_ticks, time_ticks
 from taskharbor.spark.report.data import Buckets, RunTimes
 from taskharbor.spark.report.formatting import duration, plural, short_count, shortened
-from taskharbor.spark.report.ticks import Tick, count_ticks, duration_ticks, log_ticks, time_ticks
 
 WIDE, HALF, NARROW = 1000, 474, 350
 # A chart of this width has room beside its plot, and a reader with a pointer.

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from taskharbor.spark.audit import AuditResult, audit_lake
 from taskharbor.spark.lake.layout import Lake
-from taskharbor.spark.report import charts, formatting, view
+from taskharbor.spark.report import charts, formatting, sections
 from taskharbor.spark.report.collect import collect
 from taskharbor.spark.report.data import ReportData
 
@@ -59,7 +59,7 @@ def _templates() -> Environment:
         # Only text is made visible: Markup is what a macro wrote, and its values passed here before.
         finalize=lambda value: formatting.visible(value) if type(value) is str else value,
     )
-    environment.globals.update(view=view, NARROW=charts.NARROW, percent=formatting.percent)
+    environment.globals.update(sections=sections, NARROW=charts.NARROW, percent=formatting.percent)
     for name in ("count", "duration", "moment", "plural", "shortened", "unbroken", "time_of", "span_text"):
         environment.filters[name] = getattr(formatting, name)
     return environment

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Send
 
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.problems import Problem
+from taskharbor.broker.error_responses import Problem
 
 T = TypeVar("T")
 

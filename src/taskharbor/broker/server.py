@@ -18,7 +18,7 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from taskharbor.broker.gate import BrokerApp
+from taskharbor.broker.admission import BrokerApp
 from taskharbor.drivers.waiting import set_within
 from taskharbor.errors import InvalidRequest
 from taskharbor.worker.health import is_loopback

@@ -14,10 +14,10 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from taskharbor.cli.apps import load_app
-from taskharbor.cli.problems import BadInput
+from taskharbor.cli.app_loading import load_app
+from taskharbor.cli.errors import BadInput
 from taskharbor.client import Client
-from taskharbor.spark.workers.stopping import is_marked, watching
+from taskharbor.spark.workers.stop_mark import is_marked, watching
 
 _SHIP = " (executors import the app themselves: ship it with --py-files or SparkContext.addPyFile)"
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from taskharbor.cli.apps import load_app
+from taskharbor.cli.app_loading import load_app
 from taskharbor.client import Client
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import JobState
 from taskharbor.requests import new_id
 from taskharbor.spark.session import require_shared_store
-from taskharbor.spark.workers.stopping import clear_mark, is_marked, set_mark
-from taskharbor.spark.workers.task import Order, TaskReport, WorkerOptions, work
-from taskharbor.worker.interpreter import interrupts
+from taskharbor.spark.workers.executor_task import Order, TaskReport, WorkerOptions, work
+from taskharbor.spark.workers.stop_mark import clear_mark, is_marked, set_mark
+from taskharbor.worker.process_setup import interrupts
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

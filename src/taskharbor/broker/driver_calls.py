@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.broker.exchange import unless_left, watched_client
-from taskharbor.broker.gate import CALLER, Endpoint, ServedPath
-from taskharbor.broker.problems import Problem, invalid
-from taskharbor.broker.replays import Replays, RequestName
+from taskharbor.broker.admission import CALLER, Endpoint, ServedPath
+from taskharbor.broker.error_responses import Problem, invalid
+from taskharbor.broker.idempotency import Replays, RequestName
+from taskharbor.broker.request_response import unless_left, watched_client
 from taskharbor.broker.routes import JSON, checked_media_type
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import Caller

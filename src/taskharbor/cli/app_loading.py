@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-from taskharbor.cli.problems import BadInput
+from taskharbor.cli.errors import BadInput
 from taskharbor.harbor import Harbor
 
 USUAL_NAMES = ("harbor", "app")

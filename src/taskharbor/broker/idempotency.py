@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from taskharbor.broker.exchange import ClientGone
+from taskharbor.broker.request_response import ClientGone
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 
 KEEP_SECONDS = 60.0
