@@ -16,6 +16,7 @@ Contents: TypeAlias = Mapping[tuple[str, str], int]
 LIMIT = 5
 BATCH = 100
 KEYS = 150
+LASTING = ("plain", "lasting")
 CONTENTS: Contents = {
     ("plain", "quick"): 15_000,
     ("plain", "slow"): 800,
@@ -32,24 +33,34 @@ def fewer(times: int) -> Contents:
     return {kind: count // times for kind, count in CONTENTS.items()}
 
 
+def make_job(job_id: str, queue: str, type: str, priority: int = 0) -> JobRecord:
+    """A record without times."""
+    return JobRecord(
+        id=job_id,
+        type=type,
+        queue=queue,
+        payload=b"null",
+        run_at_us=0,
+        created_at_us=0,
+        # Every kill may cost a job a stall: only what is doomed is to die.
+        max_attempts=3 if type == "doomed" else 100,
+        backoff_min_us=10_000,
+        backoff_max_us=100_000,
+        priority=priority,
+    )
+
+
+def make_lasting_jobs() -> list[JobRecord]:
+    """Jobs that keep every worker busy for a while, so that it can be frozen at work."""
+    return [make_job(job_id, *LASTING) for job_id in new_ids(20)]
+
+
 def make_batches(rng: random.Random, contents: Contents = CONTENTS) -> list[list[JobRecord]]:
     """Records without times, in batches of one queue each, well shuffled."""
     per_queue: dict[str, list[JobRecord]] = defaultdict(list)
     for (queue, type), count in contents.items():
         for job_id in new_ids(count):
-            record = JobRecord(
-                id=job_id,
-                type=type,
-                queue=queue,
-                payload=b"null",
-                run_at_us=0,
-                created_at_us=0,
-                # Every kill may cost a job a stall: only what is doomed is to die.
-                max_attempts=3 if type == "doomed" else 100,
-                backoff_min_us=10_000,
-                backoff_max_us=100_000,
-                priority=rng.choice((0, 0, 0, 5)),
-            )
+            record = make_job(job_id, queue, type, rng.choice((0, 0, 0, 5)))
             if queue == "keyed":
                 record.key = f"key-{rng.randrange(KEYS)}"
             per_queue[queue].append(record)

@@ -32,6 +32,10 @@ class Handlers:
         self._note(job)
         await asyncio.sleep(0.02)
 
+    async def lasting(self, job: Job) -> None:
+        self._note(job)
+        await asyncio.sleep(1)
+
     async def flaky(self, job: Job) -> None:
         self._note(job)
         if job.attempt == 1:
@@ -53,7 +57,7 @@ def main(url: str, name: str, folder: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     handlers = Handlers(os.open(Path(folder, f"{name}.notes"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     worker = Worker(url, queues=QUEUES, name=name, lease=LEASE, poll_interval=0.5, grace=5.0)
-    for type in ("quick", "slow", "flaky", "doomed"):
+    for type in ("quick", "slow", "lasting", "flaky", "doomed"):
         worker.register(type, getattr(handlers, type))
     worker.run()
 

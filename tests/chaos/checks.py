@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from chaos.batches import CONTENTS, LIMIT
+from chaos.batches import CONTENTS, LASTING, LIMIT
 from taskharbor.jobs import Attempt, JobRecord, JobState, Outcome
 from taskharbor_testkit.conformance.invariants import check_no_overlap, most_at_once, spans
 
 MEANT = {
-    (type, queue): {JobState.DEAD if type == "doomed" else JobState.DONE} for queue, type in CONTENTS
+    (type, queue): {JobState.DEAD if type == "doomed" else JobState.DONE}
+    for queue, type in (*CONTENTS, LASTING)
 } | {("quick", "keyed"): {JobState.DONE, JobState.CANCELLED}}
 
 

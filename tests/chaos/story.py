@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from chaos.batches import BATCH, CONTENTS, LIMIT, Contents, make_batches
+from chaos.batches import BATCH, CONTENTS, LIMIT, Contents, make_batches, make_lasting_jobs
 from chaos.checks import check_executions, check_jobs, check_log
 from chaos.fleet import Fleet
 from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
@@ -83,7 +83,6 @@ class Chaos:
         self._blows = self._rng.sample(blows, len(blows))
         self._struck = 0
         self._sent = 0
-        self._is_sent = False
         self._is_over = False
         self.frozen_at_work = 0
         self.answered: set[str] = set()
@@ -116,15 +115,17 @@ class Chaos:
         for place, batch in enumerate(self._batches):
             share = place * (len(self._blows) + 1) // len(self._batches)
             await until(partial(self._has_struck, share), f"blow {share}")
-            now = await insist(self._driver.time)
-            for record in batch:
-                record.created_at_us = now
-                late = record.type == "quick" and self._rng.random() < 0.03
-                record.run_at_us = now + (self._rng.randrange(2_000_000) if late else 0)
-            answers = await insist(partial(self._driver.enqueue, batch, now=now))
-            self.answered |= {one.id for one in answers}
-            self._sent += len(batch)
-        self._is_sent = True
+            await self._send(batch)
+
+    async def _send(self, batch: list[JobRecord]) -> None:
+        now = await insist(self._driver.time)
+        for record in batch:
+            record.created_at_us = now
+            late = record.type == "quick" and self._rng.random() < 0.03
+            record.run_at_us = now + (self._rng.randrange(2_000_000) if late else 0)
+        answers = await insist(partial(self._driver.enqueue, batch, now=now))
+        self.answered |= {one.id for one in answers}
+        self._sent += len(batch)
 
     async def _strike(self) -> None:
         """Each blow falls somewhere in its share, with at least half of what was sent so far done."""
@@ -147,6 +148,9 @@ class Chaos:
     async def _freeze(self, name: str) -> None:
         """In the middle of something, and until others have all that it held: as long as its leases last."""
         for _ in range(FREEZES):
+            if not await self._is_busy():
+                await self._send(make_lasting_jobs())
+                await until(self._is_busy, "somebody works")
             name = await self._busy_worker() or name
             self._fleet.freeze(name)
             if not await asyncio.to_thread(self._is_held_up) and not await self._holds_nothing(name):
@@ -159,6 +163,9 @@ class Chaos:
             await until(lambda: self._holds_nothing(name), f"the end of what {name} held")
         finally:
             self._fleet.thaw(name)
+
+    async def _is_busy(self) -> bool:
+        return await self._busy_worker() is not None
 
     async def _busy_worker(self) -> str | None:
         now = await insist(self._driver.time)

@@ -109,7 +109,7 @@ def test_tasks_that_do_not_stop_in_time_are_cancelled_and_their_jobs_run_again(
 
     options: Any = {"workers": 1, "lease": 1.0, "poll_interval": 0.2}
     # A grace period that the driver does not wait for: the worker itself would wait for its handler.
-    monkeypatch.setattr("taskharbor.spark.workers.launcher._Run._mark", lambda run, client: False)
+    monkeypatch.setattr("taskharbor.spark.workers.launcher._WorkerRun._mark", lambda run, client: False)
     summary = run_on_executors(shipped, APP, url, stop=stop, progress=progress, **options)
     assert summary.cancelled
     assert (summary.workers[0].lost, summary.workers[0].host) == (1, "")
