@@ -22,8 +22,8 @@ from benchmarks.measure import Figure, Series, alternate
 from benchmarks.workload import TYPES, names
 from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.runtime import candidacy_for
 from taskharbor.broker.server import listen, serve, url_of
-from taskharbor.broker.service import candidacy_for
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.engine import enqueue, reserve, settle
 from taskharbor.drivers.http import HttpDriver

@@ -44,8 +44,9 @@ MAX_TRIES = 1_000_000
 LATEST: Micros = 2**53 - 1
 """The last instant, in the year 2255, and the longest duration. It is exact as a floating-point number; Redis counts in those."""
 
-# Types with bounds that every store can keep. msgspec checks them when it decodes. `drivers.dispatch` checks them in structs that
-# Python code made. It also refuses values that no bound can exclude: blank names, and texts with NUL or lone surrogates.
+# Types with bounds that every store can keep. msgspec checks them when it decodes. `drivers.validation` checks them in
+# structs that Python code made. It also refuses values that no bound can exclude: blank names, and texts with NUL or lone
+# surrogates.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 Instant: TypeAlias = Annotated[Micros, Meta(ge=-LATEST, le=LATEST)]
 Duration: TypeAlias = Annotated[Micros, Meta(ge=0, le=LATEST)]

@@ -1,7 +1,7 @@
 """Makes a record of a request: defaults, conversions, encoding, an id.
 
 The client stores effective limits in the record, so a driver needs no policy to apply them. Records are checked as every driver
-checks them (`drivers.dispatch`). All of a batch is checked before any of it is sent: bad input changes nothing.
+checks them (`drivers.validation`). All of a batch is checked before any of it is sent: bad input changes nothing.
 
 Ids are UUIDv7 strings, made in batches. Ids in the order of time keep a backend's id index append-mostly, so inserts stay flat at
 ten million jobs. An id is made before the first try of an enqueue. So a repeated try (after an ambiguous commit) has the same id
@@ -21,7 +21,7 @@ from typing import overload
 import msgspec
 
 from taskharbor.codec import CodecRegistry
-from taskharbor.drivers.dispatch import check_records
+from taskharbor.drivers.validation import check_records
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,

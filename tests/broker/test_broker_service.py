@@ -22,7 +22,7 @@ from taskharbor.testing.broker import broker_thread, running_broker
 
 def test_expired_leases_are_ended_though_nobody_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of ours sweep on the side; clients in other languages do not."""
-    monkeypatch.setattr("taskharbor.broker.service.TEND_SECONDS", 0.001)
+    monkeypatch.setattr("taskharbor.broker.runtime.TEND_SECONDS", 0.001)
     clock = FakeClock()
     with broker_thread("memory://", clock=clock) as broker, Client(broker.url) as client:
         job_id = client.submit(max_attempts=1)
@@ -32,7 +32,7 @@ def test_expired_leases_are_ended_though_nobody_claims(monkeypatch: pytest.Monke
 
 
 def test_where_clients_bring_their_own_time_nothing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.broker.service.TEND_SECONDS", 0.0)
+    monkeypatch.setattr("taskharbor.broker.runtime.TEND_SECONDS", 0.0)
     turns = itertools.count()
 
     class Unswept(MemoryDriver):

@@ -127,7 +127,7 @@ def test_a_call_that_another_leader_fenced_off_is_not_lost(election: Election, i
 
 
 def test_a_leadership_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.broker.service.LEAD_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("taskharbor.broker.runtime.LEAD_AGAIN_SECONDS", 0.001)
 
     class Failing(Election):
         async def run(self) -> None:

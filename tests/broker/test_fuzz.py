@@ -25,10 +25,10 @@ from needing import Entered
 from taskharbor.broker.routes import ROUTES
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers.contract import Driver, JobFilter
-from taskharbor.drivers.dispatch import given_fields
 from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.operations import OPERATIONS
 from taskharbor.drivers.registry import connect
+from taskharbor.drivers.validation import given_fields
 from taskharbor.jobs import LATEST, SECOND
 from taskharbor.testing.broker import running_broker
 

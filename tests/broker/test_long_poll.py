@@ -15,7 +15,7 @@ from broker.broker_loops import PATIENCE, rounds_until, wait_until, waiting_clai
 from records import make_record
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.error_responses import Problem
-from taskharbor.broker.service import LongPolls
+from taskharbor.broker.runtime import LongPolls
 from taskharbor.clock import SystemClock
 from taskharbor.drivers.contract import Driver, Woken
 from taskharbor.drivers.memory import MemoryDriver
@@ -69,7 +69,7 @@ async def test_a_queue_that_nobody_waits_for_is_forgotten_and_misses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Names cost a caller nothing, and each look at the store takes time from all callers."""
-    monkeypatch.setattr("taskharbor.broker.service.LOOK_AGAIN", 0.001)
+    monkeypatch.setattr("taskharbor.broker.runtime.LOOK_AGAIN", 0.001)
     async with open_polls(MemoryDriver()) as polls:
         await wait(polls, None, 0, *(f"queue-{number}" for number in range(255)))
         seen = (await wait(polls, None, 0)).seen
@@ -83,12 +83,12 @@ async def test_a_queue_that_nobody_waits_for_is_forgotten_and_misses_nothing(
 
 
 async def test_a_queue_is_not_forgotten_while_a_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.broker.service.LOOK_AGAIN", 0.001)
+    monkeypatch.setattr("taskharbor.broker.runtime.LOOK_AGAIN", 0.001)
     driver = Watched()
     async with open_polls(driver) as polls:
         waiting = asyncio.create_task(wait(polls, await quiet(polls)))
         await rounds_until(lambda: polls.waiting == 1)
-        monkeypatch.setattr("taskharbor.broker.service.FORGET_AFTER", 0.0)
+        monkeypatch.setattr("taskharbor.broker.runtime.FORGET_AFTER", 0.0)
         looks = driver.looks
         await rounds_until(lambda: driver.looks > looks + 2)
         await store(driver)
@@ -97,7 +97,7 @@ async def test_a_queue_is_not_forgotten_while_a_client_waits(monkeypatch: pytest
 
 async def test_more_queues_than_allowed_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names cost a caller nothing, a watch costs the broker a task."""
-    monkeypatch.setattr("taskharbor.broker.service.MOST_WATCHED", 2)
+    monkeypatch.setattr("taskharbor.broker.runtime.MOST_WATCHED", 2)
     async with open_polls(MemoryDriver()) as polls:
         await wait(polls, None, 0, "a", "b")
         with pytest.raises(Problem, match="too_many_waiting"):
@@ -106,7 +106,7 @@ async def test_more_queues_than_allowed_are_not_watched(monkeypatch: pytest.Monk
 
 
 async def test_a_store_that_fails_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.broker.service.LOOK_AGAIN", 0.001)
+    monkeypatch.setattr("taskharbor.broker.runtime.LOOK_AGAIN", 0.001)
     driver = Watched()
     driver.failures = 3
     async with open_polls(driver) as polls:

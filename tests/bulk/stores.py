@@ -16,7 +16,7 @@ import pytest
 from psycopg import sql
 
 from records import make_record
-from taskharbor.bulk import publish
+from taskharbor.bulk import publish_staged
 from taskharbor.bulk.stage import FOLDER, folder_of, new_write
 from taskharbor.bulk.store import BulkStore
 from taskharbor.bulk.tables import Part
@@ -190,7 +190,7 @@ class BehindBlobs:
         return bool(within(self._url, lambda driver: driver.list_blobs(folder_of(write))))
 
     def published(self) -> set[str]:
-        return set(within(self._url, publish._look).marks)
+        return set(within(self._url, publish_staged._look).marks)
 
     def lose_some(self) -> None:
         async def lose(driver: Driver) -> None:
@@ -201,7 +201,7 @@ class BehindBlobs:
     def pass_days(self, write: str) -> None:
         """The time is in the names."""
 
-        def age_marks(writes: publish.Writes) -> None:
+        def age_marks(writes: publish_staged.Writes) -> None:
             for series, mark in writes.marks.items():
                 writes.marks[series] = msgspec.structs.replace(mark, at=mark.at - 31 * DAY)
 
@@ -212,7 +212,7 @@ class BehindBlobs:
                 when, _, rest = last.partition("-")
                 await driver.put_blob(f"{folder}/{int(when, 16) - 4 * DAY:015x}-{rest}", data or b"")
             await driver.drop_blobs(names)
-            await publish._change(driver, age_marks)
+            await publish_staged._change(driver, age_marks)
 
         within(self._url, age)
 

@@ -15,7 +15,7 @@ import pytest
 
 from bulk.stores import NOW, Behind, BehindPostgres, jobs_in, record, stats_of, within, write_jobs
 from taskharbor.bulk import stage
-from taskharbor.bulk.publish import RECORD, Plan, Writes, publish
+from taskharbor.bulk.publish_staged import RECORD, Plan, Writes, publish
 from taskharbor.bulk.stage import (
     BLOB_BYTES,
     StagedBlob,

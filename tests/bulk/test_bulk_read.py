@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bulk.stores import LOG_KINDS, ODD, attempts_of, fill, finish, fresh_url, jobs_of, rows, within
-from taskharbor.bulk import read
+from taskharbor.bulk import read_tables
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import SCHEMAS, Selection, Table
 from taskharbor.drivers.contract import Driver
@@ -121,9 +121,9 @@ def test_many_rows_are_read_in_parallel_and_each_once(
 ) -> None:
     monkeypatch.setattr(reading, "_BLOCKS_PER_PART", 2)
     monkeypatch.setattr(reading, "_BLOCKS_PER_STATEMENT", 3)
-    monkeypatch.setattr(read, "ROWS_PER_PART", 160)
-    monkeypatch.setattr(read, "JOBS_PER_PART", 100)
-    monkeypatch.setattr(read, "_PAGE", 60)
+    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 160)
+    monkeypatch.setattr(read_tables, "JOBS_PER_PART", 100)
+    monkeypatch.setattr(read_tables, "_PAGE", 60)
     within(url, lambda driver: _finish(driver, 800))
     parts = store.parts("attempts", EVERYTHING, parallelism=4)
     within(url, fill)

@@ -13,8 +13,8 @@ from typing import Any
 
 from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.runtime import candidacy_for
 from taskharbor.broker.server import BrokerServer, listen, serve, url_of
-from taskharbor.broker.service import candidacy_for
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.objectstore.leadership import Leadership
 from taskharbor.drivers.registry import installed_drivers

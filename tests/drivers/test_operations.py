@@ -13,8 +13,8 @@ from records import make_record as job
 from taskharbor.bulk.stage import unpack
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Ack, Driver, Extension, Fail, JobFilter, QueueSettings
-from taskharbor.drivers.dispatch import check, check_records, check_texts
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.validation import check, check_records, check_texts
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import LATEST, SECOND, Failure, JobRecord, UpdateFlags
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from records import make_record
 from spark.stores import LogStream, below, dying, jobs_in, load, payloads, save, work_off
 from taskharbor.broker.tokens import parse_token
-from taskharbor.bulk import publish
+from taskharbor.bulk import publish_staged
 from taskharbor.bulk.stage import new_write
 from taskharbor.bulk.store import open_store
 from taskharbor.spark.lake.run import source_name
@@ -98,7 +98,7 @@ def test_a_publisher_whose_clock_is_wrong_publishes_all_the_same(
     with open_store(broker_url) as store:
         write = new_write()
         store.stage(write, "0.1", [[make_record(now=1) for _ in range(3)]])
-        monkeypatch.setattr(publish, "wall_clock", lambda: 1)
+        monkeypatch.setattr(publish_staged, "wall_clock", lambda: 1)
         assert store.publish(write, ["0.1"]) == 3
     assert len(jobs_in(broker_url)) == 3
 

@@ -12,8 +12,8 @@ passes through them:
     models            bodies, queries and answers of the JSON API, derived from the records; the command line's JSON as well
     job_routes        submit, claim, heartbeat, settle
     operator_routes   health, inspection, cancel, requeue, purge, settings
-    driver_calls      the driver protocol
+    driver_routes     the driver protocol
     idempotency       answers that are given again to a repeated request
-    service           the open driver, its clock, leadership, sweeps, long polls
+    runtime           the open driver, its clock, leadership, sweeps, long polls
     error_responses   errors as answers
 """

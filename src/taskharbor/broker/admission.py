@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from taskharbor.broker.error_responses import Problem, invalid, not_leader, problem_of
 from taskharbor.broker.request_response import ClientGone, Exchange, too_large
-from taskharbor.broker.service import Service
+from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import Caller, find_caller
 from taskharbor.drivers.operations import Scope as TokenScope
 from taskharbor.errors import BackendUnavailable, TaskHarborError

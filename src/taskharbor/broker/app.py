@@ -20,11 +20,11 @@ import taskharbor
 from taskharbor.broker import job_routes, operator_routes  # noqa: F401
 from taskharbor.broker.admission import BrokerApp, ServedPath
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.driver_calls import driver_paths
+from taskharbor.broker.driver_routes import driver_paths
 from taskharbor.broker.error_responses import CODES, CONTENT_TYPE, ProblemDetails
 from taskharbor.broker.idempotency import LONGEST_NAME, Replays
 from taskharbor.broker.routes import JSON, ROUTES, Route, endpoint_of
-from taskharbor.broker.service import Candidacy, Service
+from taskharbor.broker.runtime import Candidacy, Service
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.http.protocol import LEADER, REQUEST_ID

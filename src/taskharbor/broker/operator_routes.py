@@ -10,9 +10,9 @@ import taskharbor
 from taskharbor.broker import models
 from taskharbor.broker.routes import Reply, RouteCall, first_sentence, route, route_many, route_one
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.dispatch import check
 from taskharbor.drivers.operations import CancelJobs, Requeue
 from taskharbor.drivers.records import JobFilter, QueueSettings
+from taskharbor.drivers.validation import check
 from taskharbor.errors import JobError, JobNotFound, TaskHarborError
 from taskharbor.jobs import to_datetime
 

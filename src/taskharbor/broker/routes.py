@@ -19,7 +19,7 @@ from taskharbor.broker.admission import CALLER, Endpoint, ServedPath
 from taskharbor.broker.error_responses import Problem, invalid
 from taskharbor.broker.idempotency import Replays
 from taskharbor.broker.models import batch_item, batch_of
-from taskharbor.broker.service import Service
+from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller
 from taskharbor.drivers.http.protocol import REQUEST_ID
 from taskharbor.errors import JobError

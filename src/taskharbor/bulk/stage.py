@@ -17,8 +17,8 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from taskharbor.drivers.contract import DAY, Driver
-from taskharbor.drivers.dispatch import check_records, check_texts, given_fields
 from taskharbor.drivers.operations import Enqueue
+from taskharbor.drivers.validation import check_records, check_texts, given_fields
 from taskharbor.errors import InvalidRequest, TaskHarborError
 from taskharbor.jobs import JobRecord, Micros
 from taskharbor.requests import AlikeJobs, new_id, new_ids

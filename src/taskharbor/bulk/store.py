@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from taskharbor.bulk import cursors, publish, read, stage
+from taskharbor.bulk import cursors, publish_staged, read_tables, stage
 from taskharbor.bulk.stage import TaskStaging, chunked
 from taskharbor.bulk.tables import Part, Selection, Table
 from taskharbor.client import portal
@@ -66,11 +66,11 @@ class BulkStore:
 
     def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:
         """Cover the table as it is now, in at most about `parallelism` parts; at least one, even where nothing is there."""
-        return run_sync(read.table_parts(self._reading(), table, selection, parallelism))
+        return run_sync(read_tables.table_parts(self._reading(), table, selection, parallelism))
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one part, in batches that fit `bulk.tables` exactly."""
-        return read.read_part(self._reading(), part)
+        return read_tables.read_part(self._reading(), part)
 
     # -- the attempt log as a stream ----------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class BulkStore:
 
     def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
         """Cover the rows after one cursor up to and including another. Raises `HistoryGone` if some were removed."""
-        return run_sync(read.log_parts_between(self._reading(), after, until, parallelism))
+        return run_sync(read_tables.log_parts_between(self._reading(), after, until, parallelism))
 
     def limited(self, after: str, until: str, *, rows: int | None) -> str:
         """Return a cursor at most `rows` rows after `after` (None: any number), and not after `until`; at least one row further
@@ -111,7 +111,7 @@ class BulkStore:
             if asked is not None:
                 wait([asked])
         count = run_sync(staging.complete())
-        if run_sync(publish.is_over(driver, write)):
+        if run_sync(publish_staged.is_over(driver, write)):
             # The write was published without this task, or abandoned. The task must leave nothing behind.
             run_sync(staging.drop())
             return 0
@@ -123,11 +123,11 @@ class BulkStore:
         None."""
         driver = self._writing()
         at = run_sync(driver.time()) if now is None else now
-        return run_sync(publish.publish(driver, write, tasks, at))
+        return run_sync(publish_staged.publish(driver, write, tasks, at))
 
     def abandon(self, write: str) -> None:
         """Drop the staged jobs of a write that will not be published."""
-        run_sync(publish.abandon(self._writing(), write))
+        run_sync(publish_staged.abandon(self._writing(), write))
 
 
 def open_store(url: str) -> BulkStore:

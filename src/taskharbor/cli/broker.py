@@ -69,7 +69,7 @@ def broker(settings: Invocation, /, **options: Any) -> None:
         from taskharbor.broker import server
         from taskharbor.broker.app import make_app
         from taskharbor.broker.config import MIB, BrokerConfig
-        from taskharbor.broker.service import candidacy_for
+        from taskharbor.broker.runtime import candidacy_for
     except ImportError as missing:
         raise MissingExtra(
             f"the broker needs packages that are not installed ({missing}): pip install 'taskharbor[broker]'"

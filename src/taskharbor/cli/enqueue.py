@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from taskharbor.broker.models import NewJob, job_request
-from taskharbor.bulk import publish, stage
+from taskharbor.bulk import publish_staged, stage
 from taskharbor.cli import options as opt
 from taskharbor.cli.errors import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
@@ -273,8 +273,8 @@ def enqueue_once(settings: Invocation, source: BinaryIO, name: str) -> None:
         progress(settings, on_terminal_only=True) as show,
     ):
         now, driver, call = client.now(), client.driver, portal().call
-        if call(publish.is_over(driver, write)):
-            before = call(publish.publish(driver, write, [], now))
+        if call(publish_staged.is_over(driver, write)):
+            before = call(publish_staged.publish(driver, write, [], now))
             if settings.json:
                 emit({"accepted": 0, "new": 0, "existed": 0, "before": before})
             else:
@@ -294,7 +294,7 @@ def enqueue_once(settings: Invocation, source: BinaryIO, name: str) -> None:
             if not staged:
                 raise BadInput("there is no job in it; nothing was enqueued, and the name is still free")
             call(staging.complete())
-            added = call(publish.publish(driver, write, [task], now))
+            added = call(publish_staged.publish(driver, write, [task], now))
         except (BackendUnavailable, KeyboardInterrupt) as error:
             hint = "run the same command again: under one name the jobs are enqueued once"
             raise _stopped(error, f"{staged} jobs were read", hint) from error

@@ -2,7 +2,7 @@
 
 - `contract`: the abstract driver, with a method for each call.
 - `operations`: each call as a struct with the bounds of its fields.
-- `dispatch`: checks a call once and passes it to the driver.
+- `validation`: checks a call once and passes it to the driver.
 - `records`: settlements, settings, filters and pages.
 - `waiting`: the loop that waits for work.
 - `registry`, `urls`: find a driver by URL, and read the options of the URL.

@@ -4,7 +4,7 @@ A driver stores jobs and moves them between states, atomically and in batches: o
 result or an error *per item*. It decides nothing else: retries, back-off, time-outs and time limits belong to the core. Time is
 always the argument `now`; a driver never reads a clock inside an operation.
 
-The public methods make an operation of their arguments (`operations`) and check it once (`dispatch`). A driver carries the
+The public methods make an operation of their arguments (`operations`) and check it once (`validation`). A driver carries the
 operations out: it has a function or a method for each, or one `run` for all.
 
 `docs/driver-contract.md` explains the contract. `taskharbor_testkit.conformance` checks a driver against it.
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.dispatch import Dispatcher, check, listed
 from taskharbor.drivers.records import (
     DAY,
     EXPIRED_ERROR,
@@ -45,6 +44,7 @@ from taskharbor.drivers.records import (
     failure_record,
     gather_flags,
 )
+from taskharbor.drivers.validation import Dispatcher, check, listed
 from taskharbor.errors import InvalidRequest, JobError
 from taskharbor.jobs import TERMINAL_STATES, Attempt, Failure, JobRecord, JobState, Lease, Micros
 

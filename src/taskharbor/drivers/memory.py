@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
-from taskharbor.drivers.engine import inspect, schema
+from taskharbor.drivers.engine import inspect, schema_migrations
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.waiting import Look, Notifications, wait
@@ -47,7 +47,9 @@ class MemoryStore:
         self._connection.execute("PRAGMA temp_store = MEMORY")
         self._connection.execute("PRAGMA secure_delete = OFF")
         self.notifications = Notifications()
-        self.run(lambda transaction: schema.apply(transaction.connection, schema.known()))
+        self.run(
+            lambda transaction: schema_migrations.apply(transaction.connection, schema_migrations.known())
+        )
 
     def run(self, function: Callable[[Transaction], A]) -> A:
         """Call the function in a transaction. An error rolls it back."""

@@ -4,7 +4,7 @@ requires, whether it changes the store, and its answer.
 `Driver` makes these structs and a driver carries them out. The HTTP driver sends them as they are. A broker reads, checks and
 runs them. `Driver`'s methods of the same names say what each call does.
 
-Bounds are in the types of the fields, and decoding checks them. `dispatch.check` checks structs that Python code made.
+Bounds are in the types of the fields, and decoding checks them. `validation.check` checks structs that Python code made.
 """
 
 from __future__ import annotations

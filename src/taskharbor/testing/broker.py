@@ -19,8 +19,8 @@ import msgspec
 from taskharbor.broker.admission import BrokerApp
 from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.runtime import Leads
 from taskharbor.broker.server import TLS, BrokerServer, listen, serve, url_of
-from taskharbor.broker.service import Leads
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect

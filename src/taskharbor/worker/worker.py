@@ -26,9 +26,9 @@ import msgspec
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.dispatch import check, listed
 from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
+from taskharbor.drivers.validation import check, listed
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler, Isolation, OnInvalid
 from taskharbor.jobs import SECOND, Outcome

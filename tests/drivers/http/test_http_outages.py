@@ -232,7 +232,7 @@ async def test_when_leadership_moves_the_client_moves_too() -> None:
 async def test_no_leader_at_all_is_unavailable_and_two_that_name_each_other_do_not_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taskharbor.drivers.http.failover._ELECTION_PAUSES", (0.01, 0.02))
+    monkeypatch.setattr("taskharbor.drivers.http.broker_connections._ELECTION_PAUSES", (0.01, 0.02))
     first, second = Leader(), Leader()
     with broker_on(MemoryStore(), first) as one, broker_on(MemoryStore(), second) as two:
         with pytest.raises(BackendUnavailable, match="no leader is known"):

@@ -16,7 +16,7 @@ from taskharbor.client import AsyncClient
 from taskharbor.drivers.contract import Ack, Capabilities, Extension, JobFilter
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.http import protocol as wire
-from taskharbor.drivers.http.failover import NoAnswer, refusal
+from taskharbor.drivers.http.broker_connections import NoAnswer, refusal
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.records import Greeting
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, LeaseMismatch, SchemaMismatch

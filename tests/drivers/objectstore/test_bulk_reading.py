@@ -14,7 +14,7 @@ import pytest
 
 from bulk.stores import within
 from drivers.objectstore.harness import ack, add, claim, jobs_of, objects
-from taskharbor.bulk import read
+from taskharbor.bulk import read_tables
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection, Table
@@ -97,7 +97,7 @@ def test_a_reader_writes_nothing(store: BulkStore, url: str, folder: Path) -> No
 
 
 def test_shards_of_a_queue_are_one_log_to_the_reader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "ROWS_PER_PART", 20)
+    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 20)
     url = f"file://{folder}?sync=off&segment_rows=5&shards=3"
     add(url, 100)
     with open_store(url) as store:
@@ -180,7 +180,7 @@ def test_a_reader_that_is_stopped_at_random_sees_every_row_once_while_others_wor
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    monkeypatch.setattr(read, "ROWS_PER_PART", 20)
+    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 20)
     within(url, lambda driver: driver.time())
     committers = [
         threading.Thread(target=lambda n=n: asyncio.run(commit(url, random.Random(seed + n), rounds)))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from bulk.stores import within
 from drivers.objectstore.fake_blobs import LOST_ANSWERS, FaultyBlobs, Weather
 from drivers.objectstore.harness import ack, claim, counts, jobs_of, objects, waiting
-from taskharbor.bulk import publish, stage
+from taskharbor.bulk import publish_staged, stage
 from taskharbor.bulk.stage import new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection
@@ -148,7 +148,7 @@ def half_published(store: BulkStore, url: str, monkeypatch: pytest.MonkeyPatch) 
     write = new_write()
     for task, queue in zip(TASKS, QUEUES, strict=True):
         store.stage(write, task, [keyed(50, 10, queue=queue)])
-    monkeypatch.setattr(publish, "BLOB_JOBS", 70)
+    monkeypatch.setattr(publish_staged, "BLOB_JOBS", 70)
     publish_blobs = ObjectStoreDriver.publish_blobs
     portions = iter(range(3))
 
@@ -194,7 +194,7 @@ def test_a_write_that_a_dead_publisher_began_is_finished_by(
     finisher: str, store: BulkStore, url: str, half_published: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds, is_finished in ((60 * SECOND, False), (0, True)):
-        monkeypatch.setattr(publish, "LEFT_BEHIND", seconds)
+        monkeypatch.setattr(publish_staged, "LEFT_BEHIND", seconds)
         if finisher == "upkeep":
             within(url, lambda driver: driver.prune(now=3))
         else:
@@ -243,7 +243,7 @@ def test_in_bad_weather_a_write_is_published_once_by_whoever_keeps_trying(
     weather = Weather(random.Random(seed), replace(LOST_ANSWERS, unreadable=0.05))
     open_blobs = StoreURL.open
     with monkeypatch.context() as bad:
-        bad.setattr(publish, "BLOB_JOBS", 60)
+        bad.setattr(publish_staged, "BLOB_JOBS", 60)
         bad.setattr(StoreURL, "open", lambda parsed: FaultyBlobs(open_blobs(parsed), weather))
         winners = [
             keep_trying(lambda store, attempt, task=task: stage_task(store, task, attempt))  # type: ignore[misc]

@@ -16,7 +16,7 @@ import pytest
 
 from bulk.stores import within
 from records import make_record
-from taskharbor.bulk import publish, read, stage
+from taskharbor.bulk import publish_staged, read_tables, stage
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store
@@ -150,7 +150,7 @@ def test_the_rest_of_a_first_pass_survives_retention(store: BulkStore, redis_url
 def test_rows_that_share_an_entry_are_read_once_wherever_it_is_cut(
     store: BulkStore, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "ROWS_PER_PART", 10)
+    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 10)
     for count in (250, 1, 30, 100):
         add(redis_url, count)
     expected = every_seq(redis_url)
@@ -236,7 +236,7 @@ def test_a_reader_that_is_stopped_at_random_sees_every_row_once_while_others_wor
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    monkeypatch.setattr(read, "ROWS_PER_PART", 100)
+    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 100)
 
     def work() -> None:
         for _ in range(20):
@@ -315,7 +315,7 @@ def test_every_step_of_a_write_may_be_carried_out_twice(
         return await run(is_again=True)
 
     on_run(monkeypatch, twice)
-    monkeypatch.setattr(publish, "BLOB_JOBS", 70)
+    monkeypatch.setattr(publish_staged, "BLOB_JOBS", 70)
     monkeypatch.setattr(stage, "BLOB_JOBS", 70)
     write = new_write()
     jobs = [*records(150), *(make_record(queue="keyed", key=f"k{n % 10}") for n in range(20))]
@@ -359,7 +359,7 @@ def half_published(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
             raise BackendUnavailable("the publisher died")
         return await run()
 
-    monkeypatch.setattr(publish, "BLOB_JOBS", 70)
+    monkeypatch.setattr(publish_staged, "BLOB_JOBS", 70)
     with open_store(url) as store:
         for task, queue in zip(TASKS, QUEUES, strict=True):
             store.stage(write, task, [records(50, queue=queue)])
@@ -382,7 +382,7 @@ def test_what_a_publisher_began_is_finished(several: str, by: str, monkeypatch: 
     write = half_published(several, monkeypatch)
     within(several, keep_up)
     assert sum(waiting(several, *QUEUES).values()) < 150, "the publisher may be about to finish it itself"
-    monkeypatch.setattr(publish, "LEFT_BEHIND", 0)
+    monkeypatch.setattr(publish_staged, "LEFT_BEHIND", 0)
     with open_store(several) as store:
         if by == "another write":
             other = new_write()

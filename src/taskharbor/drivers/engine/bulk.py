@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from taskharbor.bulk.publish import KEEP_SERIES, KEEP_SINGLE
+from taskharbor.bulk.publish_staged import KEEP_SERIES, KEEP_SINGLE
 from taskharbor.bulk.stage import unpack
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream

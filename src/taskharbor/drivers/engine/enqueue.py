@@ -11,6 +11,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from taskharbor.drivers.contract import Enqueued, gather_flags
+from taskharbor.drivers.engine.loaded_jobs import Unit, new_job
 from taskharbor.drivers.engine.tables import (
     BLOCKED,
     DEFAULT_SPEC,
@@ -30,7 +31,6 @@ from taskharbor.drivers.engine.tables import (
     spec_values,
     to_json,
 )
-from taskharbor.drivers.engine.unit_of_work import Unit, new_job
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 
 _SQL = load("enqueue")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import astuple
 
 from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.engine.loaded_jobs import Unit
 from taskharbor.drivers.engine.tables import (
     BLOCKED,
     CANCELLED,
@@ -25,7 +26,6 @@ from taskharbor.drivers.engine.tables import (
     queue_ids,
     to_json,
 )
-from taskharbor.drivers.engine.unit_of_work import Unit
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros, Outcome
 

@@ -19,6 +19,7 @@ from taskharbor.drivers.contract import (
     RetryAt,
     Settlement,
 )
+from taskharbor.drivers.engine.loaded_jobs import UNIT, JobRow, Unit
 from taskharbor.drivers.engine.tables import (
     CANCELLED,
     DEAD,
@@ -33,7 +34,6 @@ from taskharbor.drivers.engine.tables import (
     queue_ids,
     to_json,
 )
-from taskharbor.drivers.engine.unit_of_work import UNIT, JobRow, Unit
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros, Outcome
 

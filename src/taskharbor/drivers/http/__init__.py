@@ -1,9 +1,9 @@
 """The HTTP driver, for programs that cannot reach the store: every call goes to a broker, which makes it there.
 
-options     the options of the URL
-driver      the handle: contract calls, clones, waiting
-protocol    the form of calls and answers, for both sides: the broker uses this file too
-failover    sends one call: connections, repeated tries, the leader among several brokers
+options             the options of the URL
+driver              the handle: contract calls, clones, waiting
+protocol            the form of calls and answers, for both sides: the broker uses this file too
+broker_connections  sends one call: connections, repeated tries, the leader among several brokers
 """
 
 from __future__ import annotations

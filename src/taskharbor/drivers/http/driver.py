@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import AttemptPage, Capabilities, Driver, Enqueued, Page, Woken
-from taskharbor.drivers.http.failover import Brokers
+from taskharbor.drivers.http.broker_connections import Brokers
 from taskharbor.drivers.http.options import HttpOptions, parse_url
 from taskharbor.drivers.http.protocol import VERSION, encode
 from taskharbor.drivers.records import Greeting

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from msgspec.structs import astuple, replace
 
-from taskharbor.bulk.publish import finish_left_behind
+from taskharbor.bulk.publish_staged import finish_left_behind
 from taskharbor.bulk.stage import unpack
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op

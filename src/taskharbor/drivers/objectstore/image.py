@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from taskharbor.bulk.stage import wall_clock
-from taskharbor.drivers.engine import schema
+from taskharbor.drivers.engine import schema_migrations
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.migrations import Migration, known_migrations
 from taskharbor.drivers.waiting import ALWAYS
@@ -130,10 +130,10 @@ def connect(data: bytes = b"") -> sqlite3.Connection:
 
 def check(connection: sqlite3.Connection, where: str, queue: str) -> None:
     """Give a database the schema of this version. Raises SchemaMismatch, or BackendUnavailable if it belongs to another queue."""
-    missing = schema.pending(connection, where, _known())
+    missing = schema_migrations.pending(connection, where, _known())
     if missing:
         connection.execute("BEGIN")
-        schema.apply(connection, missing)
+        schema_migrations.apply(connection, missing)
         connection.execute("COMMIT")
     for (name,) in connection.execute(_SQL["queues"]):
         if name != queue:
@@ -144,7 +144,7 @@ def check(connection: sqlite3.Connection, where: str, queue: str) -> None:
 
 @cache
 def _known() -> tuple[Migration, ...]:
-    return (*schema.known(), *known_migrations(__package__))
+    return (*schema_migrations.known(), *known_migrations(__package__))
 
 
 @cache

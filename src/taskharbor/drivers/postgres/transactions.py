@@ -17,11 +17,11 @@ from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor, pq
 from psycopg.rows import tuple_row
 
 from taskharbor.drivers.contract import Enqueued, JoinedAsyncTransaction, JoinedTransaction
-from taskharbor.drivers.dispatch import check_records
 from taskharbor.drivers.postgres.connections import MISSING
 from taskharbor.drivers.postgres.enqueue import batch_values, is_plain, rule_values
 from taskharbor.drivers.postgres.options import PostgresOptions
 from taskharbor.drivers.postgres.rows import load
+from taskharbor.drivers.validation import check_records
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 from taskharbor.jobs import JobRecord, Micros
 

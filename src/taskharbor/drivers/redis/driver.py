@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 
-from taskharbor.bulk.publish import finish_left_behind
+from taskharbor.bulk.publish_staged import finish_left_behind
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
 from taskharbor.drivers.redis import enqueue, leases, log, operate

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from taskharbor.bulk.publish import KEEP_SERIES, KEEP_SINGLE
+from taskharbor.bulk.publish_staged import KEEP_SERIES, KEEP_SINGLE
 from taskharbor.bulk.stage import KEEP_STAGED, unpack
 from taskharbor.drivers.contract import Enqueued, failure_record
 from taskharbor.drivers.redis.library import LAYOUT, RedisCall, Word

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from taskharbor.drivers.engine import schema
+from taskharbor.drivers.engine import schema_migrations
 from taskharbor.drivers.migrations import Migration
 from taskharbor.drivers.urls import Reader, choice, read_options, seconds
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
@@ -150,14 +150,14 @@ def apply_pending(
     connection: Connection, options: SQLiteOptions, known: Sequence[Migration] | None = None
 ) -> list[str]:
     """Apply what is missing; the names of the steps taken. Safe when several processes start at once."""
-    steps = schema.known() if known is None else known
-    if not schema.pending(connection, options.path, steps):
+    steps = schema_migrations.known() if known is None else known
+    if not schema_migrations.pending(connection, options.path, steps):
         return []
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Again under the lock: another process may have done it meanwhile.
-        missing = schema.pending(connection, options.path, steps)
-        schema.apply(connection, missing)
+        missing = schema_migrations.pending(connection, options.path, steps)
+        schema_migrations.apply(connection, missing)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -168,13 +168,15 @@ def apply_pending(
 
 def migrate(options: SQLiteOptions, *, dry_run: bool) -> list[str]:
     """For `taskharbor migrate`: on a connection of its own, so that a dry run touches nothing."""
-    steps = schema.known()
+    steps = schema_migrations.known()
     if dry_run and not options.path.exists():
         return [migration.name for migration in steps]
     connection = open_connection(options, writing=not dry_run)
     try:
         if dry_run:
-            return [migration.name for migration in schema.pending(connection, options.path, steps)]
+            return [
+                migration.name for migration in schema_migrations.pending(connection, options.path, steps)
+            ]
         return apply_pending(connection, options)
     except Exception as error:
         raise translated(error, options.path) from error

@@ -19,13 +19,13 @@ from taskharbor.broker.error_responses import Problem, invalid
 from taskharbor.broker.idempotency import Replays, RequestName
 from taskharbor.broker.request_response import unless_left, watched_client
 from taskharbor.broker.routes import JSON, checked_media_type
-from taskharbor.broker.service import Service
+from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import Caller
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Page, Release
-from taskharbor.drivers.dispatch import check_texts
 from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.records import Greeting
+from taskharbor.drivers.validation import check_texts
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobRecord
 
