@@ -23,13 +23,13 @@ _state = functools.partial(route, "GET", tag="broker", on_standby=True)
 
 @_state("/health", is_public=True)
 async def health(call: RouteCall) -> models.Health:
-    """Whether the process lives, asked without a token."""
+    """Answer while the process lives. No token is needed."""
     return models.Health(status="alive", version=taskharbor.__version__)
 
 
 @_state("/ready", is_public=True, answers=dict.fromkeys((200, 503), (models.Health,)))
 async def ready(call: RouteCall) -> models.Health | Reply:
-    """Whether this broker answers calls: it leads, and its store answers; asked without a token."""
+    """Say if this broker answers calls: it leads, and its store answers. No token is needed."""
     service, reason = call.service, ""
     if service.stopping.is_set():
         reason = "stopping"

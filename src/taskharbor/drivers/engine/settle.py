@@ -31,7 +31,6 @@ from taskharbor.drivers.engine.tables import (
     insert_rows,
     lease_token,
     load,
-    queue_ids,
     to_json,
 )
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
@@ -201,7 +200,7 @@ def release_all(transaction: Transaction, leases: Sequence[Lease], now: Micros) 
 
 def reclaim(transaction: Transaction, now: Micros, queue: str | None, limit: int) -> int:
     ended = 0
-    for number in queue_ids(transaction, queue):
+    for number in fetch(transaction, _SQL["queues_with_leases"], {"name": queue}):
         ended += reclaim_queue(transaction, number, now, limit - ended)
     return ended
 

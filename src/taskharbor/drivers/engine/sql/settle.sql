@@ -39,6 +39,10 @@ UPDATE jobs SET expires_at = max(expires_at, ?) WHERE seq IN (SELECT value FROM 
 -- name: set_progress
 UPDATE jobs SET progress = ? WHERE seq = ?
 
+-- name: queues_with_leases
+-- A sweep of a store with thousands of queues looks only into these.
+SELECT json_group_array(id) FROM queues WHERE inflight > 0 AND (:name IS NULL OR name = :name)
+
 -- name: expired
 SELECT json_group_array(id) FROM (
     SELECT id FROM jobs INDEXED BY jobs_leases
