@@ -128,8 +128,8 @@ def spark() -> Iterator[SparkSession]:
         check()
     except SparkUnavailable as error:
         need(str(error))
-    # As the demo does with little data; what is not little asks for `compiled_spark`. And no note of the line that made each
-    # column: that is most of what it costs to make one.
+    # As the demo does with little data; what is not little asks for `compiling` of `spark/stores.py`. And no note of the line
+    # that made each column: that is most of what it costs to make one.
     settings = {
         **SMALL,
         "spark.sql.shuffle.partitions": "1",

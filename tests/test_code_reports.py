@@ -14,27 +14,22 @@ ROOT = Path(__file__).parents[1]
 
 WALK = """
 import json
-import os
 from benchmarks.walk import walk
 if __name__ == "__main__":
     print(json.dumps({one.driver: [one.enqueue, one.work] for one in walk(["memory", "sqlite"])}))
 """
 
 
-def test_comments_docstrings_and_blank_lines_do_not_count() -> None:
-    text = '''"""Docs."""\n\n# why\nx = """a\nb"""\n\n\ndef f() -> int:\n    """Docs."""\n    return 1\n'''
-    assert size.python_lines(text) == 4
-    assert size.other_lines("-- why\n\nselect 1\n", "--") == 1
-
-
-def test_every_text_file_counts(tmp_path: Path) -> None:
+def test_every_text_file_counts_without_comments_docstrings_and_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "sql").mkdir()
-    (tmp_path / "a.py").write_text("x = 1\n")
-    (tmp_path / "sql/b.sql").write_text("-- why\nselect 1\n")
+    (tmp_path / "a.py").write_text(
+        '"""Docs."""\n\n# why\nx = """a\nb"""\n\n\ndef f() -> int:\n    """Docs."""\n    return 1\n'
+    )
+    (tmp_path / "sql/b.sql").write_text("-- why\n\nselect 1\n")
     (tmp_path / "sql/c.html").write_text("<p>\n")
     (tmp_path / "d.bin").write_bytes(b"\xff\xfe")
     found = {folder.name: folder for folder in size.measure(tmp_path)}
-    assert (found["."].lines, found["."].modules, found["."].longest) == (1, 1, (1, "a.py"))
+    assert (found["."].lines, found["."].modules, found["."].longest) == (4, 1, (4, "a.py"))
     assert (found["sql"].lines, found["sql"].modules, found["sql"].other_files) == (2, 0, 2)
 
 

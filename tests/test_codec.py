@@ -5,31 +5,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
 from taskharbor.errors import CodecError, PayloadInvalid
 
 BOTH = pytest.mark.parametrize("codec", [JSON, MSGPACK], ids=lambda codec: codec.name)
-
-plain = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=10,
-)
-
-
-@BOTH
-@given(value=plain)
-# A busy machine must not fail it: what is tested takes microseconds, making values does not.
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_plain_values_survive(codec: Codec, value: Any) -> None:
-    assert codec.decode(codec.encode(value)) == value
 
 
 @dataclass
@@ -41,6 +21,8 @@ class Order:
 
 @BOTH
 def test_types_survive_when_asked_for_misfits_say_where_and_what_has_no_form_is_refused(codec: Codec) -> None:
+    plain = {"a": [None, True, -(2**53), 1.5, "\u00e9\n"], "": {}}
+    assert codec.decode(codec.encode(plain)) == plain
     order = Order(uuid.uuid4(), datetime.datetime.now(datetime.UTC), Decimal("12.30"))
     assert codec.decode(codec.encode(order), Order) == order
     with pytest.raises(PayloadInvalid, match=r"total"):
@@ -76,12 +58,7 @@ def test_pydantic_like_models_pass_through_their_own_validation(codec: Codec) ->
     assert codec.decode(codec.encode(FakeModel(7)), FakeModel).n == 7
 
 
-def test_an_unknown_codec_is_an_error() -> None:
-    with pytest.raises(CodecError, match=r"unknown codec 'pickle' \(known: json, msgpack\)"):
-        CodecRegistry().get("pickle")
-
-
-def test_a_codec_of_ones_own_joins_by_name() -> None:
+def test_a_codec_of_ones_own_joins_by_name_and_an_unknown_one_is_an_error() -> None:
     class Upper:
         name = "upper"
 
@@ -93,3 +70,5 @@ def test_a_codec_of_ones_own_joins_by_name() -> None:
 
     codecs = CodecRegistry(Upper())
     assert codecs.get("upper").decode(codecs.get("upper").encode("abc")) == "abc"
+    with pytest.raises(CodecError, match=r"unknown codec 'pickle' \(known: json, msgpack, upper\)"):
+        codecs.get("pickle")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from taskharbor import Harbor, InvalidRequest, JobFailed, JobState, UpdateFlags
+from taskharbor import Harbor, InvalidRequest, JobFailed, JobState
 
 
 @pytest.fixture
@@ -46,31 +46,13 @@ def test_declare_enqueue_run_read_the_result(harbor: Harbor) -> None:
 
 def test_a_declared_job_is_still_a_function(harbor: Harbor) -> None:
     @harbor.job
-    def double(n: int) -> int:
-        """Twice."""
-        return 2 * n
-
-    @harbor.job
     async def triple(n: int) -> int:
+        """Thrice."""
         return 3 * n
 
-    assert double(2) == 4
-    assert asyncio.run(triple(2)) == 6
-    assert (double.__name__, double.__doc__) == ("double", "Twice.")
-
-
-def test_wrong_arguments_are_refused_at_once(harbor: Harbor) -> None:
-    @harbor.job
-    async def add(a: int, b: int = 1) -> int:
-        return a + b
-
-    with pytest.raises(TypeError, match="missing a required argument: 'a'"):
-        add.enqueue()  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
-        add.enqueue(1, c=2)  # type: ignore[call-arg]
-    with pytest.raises(InvalidRequest, match=r"Expected `int`, got `str` - at `\$\.a`"):
-        add.enqueue("one")  # type: ignore[arg-type]
-    assert harbor.client.stats() == []
+    plain = harbor.job(type="plain")(lambda n: 3 * n)
+    assert (asyncio.run(triple(2)), plain(2)) == (6, 6)
+    assert (triple.__name__, triple.__doc__) == ("triple", "Thrice.")
 
 
 def test_options_for_one_call(harbor: Harbor) -> None:
@@ -81,24 +63,13 @@ def test_options_for_one_call(harbor: Harbor) -> None:
     assert (record.queue, record.priority, record.max_attempts) == ("mail", 5, 9)
     assert record.state is JobState.SCHEDULED
     assert send.enqueue("eve").record().priority == 1
+    first, again = send.options(key="k").enqueue("a"), send.options(key="k").enqueue("b")
+    assert (again.id, again.existed) == (first.id, True)
     assert harbor.worker().config.queues == ("default", "mail")
     with pytest.raises(TypeError, match="unknown option prio"):
         send.options(prio=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unknown option prio"):
         harbor.job(prio=1)  # type: ignore[call-overload]
-
-
-def test_keys_and_idempotency(harbor: Harbor) -> None:
-    @harbor.job
-    async def sync(n: int) -> None: ...
-
-    first = sync.options(key="a").enqueue(1)
-    again = sync.options(key="a", update=UpdateFlags(payload=True)).enqueue(2)
-    assert (again.id, again.existed) == (first.id, True)
-    assert first.record().payload == b'{"n":2}'
-    once = sync.options(idempotency_key="x").enqueue(1)
-    assert sync.options(idempotency_key="x").enqueue(2).id == once.id
-    assert once.record().payload == b'{"n":1}'
 
 
 def test_many_at_once(harbor: Harbor) -> None:
@@ -127,10 +98,16 @@ def test_what_is_not_a_call_is_named(harbor: Harbor, call: object) -> None:
     assert harbor.client.stats() == []
 
 
-def test_many_of_one_kind_are_checked_before_any_is_sent(harbor: Harbor) -> None:
+def test_calls_are_checked_before_any_is_sent(harbor: Harbor) -> None:
     @harbor.job
     async def store(data: str) -> None: ...
 
+    with pytest.raises(TypeError, match="missing a required argument: 'data'"):
+        store.enqueue()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'more'"):
+        store.enqueue("a", more=2)  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequest, match=r"Expected `str`, got `int` - at `\$\.data`"):
+        store.enqueue(1)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="store the data elsewhere"):
         store.enqueue_many([("small",), ("x" * 2_000_000,)])
     assert harbor.client.stats() == []

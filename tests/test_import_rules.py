@@ -6,6 +6,7 @@ folder.
 
 import ast
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -82,49 +83,42 @@ def is_a_driver(target: str) -> bool:
     )
 
 
-def below(*names: str) -> list[str]:
-    return [f"taskharbor.{name}" for name in names]
+def below(*packages: str) -> Callable[[str], bool]:
+    return lambda target: is_within(target, *packages)
 
 
-def test_the_core_never_imports_a_driver() -> None:
-    core = [one for one in imports() if one.top not in ("drivers", *OUTER)]
-    assert [one for one in core if is_a_driver(one.target)] == []
+def named(*names: str) -> Callable[[str], bool]:
+    return below(*(f"taskharbor.{name}" for name in names))
 
 
-def test_a_driver_never_imports_another_driver() -> None:
-    for driver in DRIVERS:
-        others = below(*(f"drivers.{other}" for other in DRIVERS if other != driver))
-        of_driver = [one for one in imports() if is_within(one.module, f"drivers.{driver}")]
-        assert of_driver
-        assert [one for one in of_driver if is_within(one.target, *others)] == []
+def inside(*folders: str) -> Callable[[Import], bool]:
+    return lambda one: is_within(one.module, *folders)
 
 
-def test_the_engine_knows_no_driver() -> None:
-    engine = [one for one in imports() if one.module.startswith(f"drivers.{ENGINE}.")]
-    drivers = below(*(f"drivers.{driver}" for driver in DRIVERS))
-    assert [one for one in engine if is_within(one.target, *drivers)] == []
+def outside(*tops: str) -> Callable[[Import], bool]:
+    return lambda one: one.top not in tops
 
 
-def test_drivers_know_nothing_of_clients_and_workers() -> None:
-    upper = below("client", "harbor", "worker", "handlers", "middleware", *OUTER)
-    assert [one for one in imports() if one.top == "drivers" and is_within(one.target, *upper)] == []
+ALL = [f"drivers.{driver}" for driver in DRIVERS]
+RULES: dict[str, tuple[Callable[[Import], bool], Callable[[str], bool]]] = {
+    "the core never imports a driver": (outside("drivers", *OUTER), is_a_driver),
+    "the core knows nothing of what is built on it": (outside("__main__", *OUTER), named(*OUTER)),
+    "the engine knows no driver": (inside(f"drivers.{ENGINE}"), named(*ALL)),
+    "drivers know nothing of clients and workers": (
+        inside("drivers"),
+        named("client", "harbor", "worker", "handlers", "middleware", *OUTER),
+    ),
+    **{f"{one} imports no other driver": (inside(one), named(*{*ALL} - {one})) for one in ALL},
+    **{f"{extra} stays in its folder": (outside(*tops), below(extra)) for extra, tops in EXTRAS.items()},
+}
 
 
-def test_the_core_knows_nothing_of_what_is_built_on_it() -> None:
-    core = [one for one in imports() if one.top not in (*OUTER, "__main__")]
-    assert [one for one in core if is_within(one.target, *below(*OUTER))] == []
-
-
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_stays_in_its_own_folder(extra: str) -> None:
-    users = [one for one in imports() if is_within(one.target, extra)]
-    assert [one for one in users if one.top not in EXTRAS[extra]] == []
-
-
-def test_only_the_history_command_imports_the_testkit() -> None:
-    assert {one.module for one in imports() if is_within(one.target, "taskharbor_testkit")} == {
-        "cli.pipeline"
-    }
+@pytest.mark.parametrize("rule", RULES)
+def test_imports_point_one_way(rule: str) -> None:
+    is_bound, is_forbidden = RULES[rule]
+    bound = [one for one in imports() if is_bound(one)]
+    assert bound
+    assert [one for one in bound if is_forbidden(one.target)] == []
 
 
 def test_the_testkit_knows_no_driver() -> None:

@@ -1,4 +1,5 @@
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +30,23 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, taskharbor.testing.plugin; print('asyncio' in sys.modules, 'msgspec' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "False"]
+
+
+def _undocumented(name: str, value: object) -> list[str]:
+    missing = [name] if not inspect.getdoc(value) else []
+    if not inspect.isclass(value):
+        return missing
+    for member, found in vars(value).items():
+        function = getattr(found, "fget", None) or getattr(found, "__func__", found)
+        if not member.startswith("_") and inspect.isfunction(function) and not function.__doc__:
+            missing.append(f"{name}.{member}")
+    return missing
+
+
+def test_public_names_have_docstrings() -> None:
+    """So that an editor can show one."""
+    exported = {name: getattr(taskharbor, name) for name in taskharbor.__all__}
+    documented = {
+        name: one for name, one in exported.items() if inspect.isclass(one) or inspect.isfunction(one)
+    }
+    assert [missing for name, one in documented.items() for missing in _undocumented(name, one)] == []

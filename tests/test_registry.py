@@ -3,12 +3,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 import taskharbor.drivers.registry as registry
-from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import InvalidRequest, MissingExtra, UnknownDriver
-
-
-def test_a_url_finds_its_driver() -> None:
-    assert isinstance(registry.connect("memory://"), MemoryDriver)
 
 
 def test_what_is_no_url_says_how_to_write_one_and_an_unknown_scheme_lists_what_is_there() -> None:

@@ -1,11 +1,12 @@
-from datetime import UTC, datetime, timedelta
+import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from taskharbor.errors import CodecError, InvalidRequest
 from taskharbor.jobs import SECOND, JobRecord, JobRequest, UpdateFlags
-from taskharbor.requests import Defaults, RecordBuilder
+from taskharbor.requests import AlikeJobs, Defaults, RecordBuilder, new_id, new_id_head, new_ids, new_token
 
 NOW = 1_700_000_000 * SECOND
 
@@ -23,32 +24,6 @@ def test_what_is_left_open_is_filled_in() -> None:
     assert (record.backoff_min_us, record.backoff_max_us) == (SECOND, 3600 * SECOND)
 
 
-def test_what_is_given_is_kept() -> None:
-    record = build(
-        payload={"n": 1},
-        queue="mail",
-        delay=timedelta(seconds=3),
-        timeout=1.5,
-        priority=-7,
-        key="k",
-        update=UpdateFlags(run_at="later"),
-        idempotency_key="once",
-        max_attempts=2,
-        max_stalls=1,
-        backoff=(0.5, 60),
-        headers={"traceparent": "00-ab"},
-        codec="msgpack",
-    )
-    assert record.payload == b"\x81\xa1n\x01"
-    assert record.run_at_us == NOW + 3 * SECOND
-    assert record.timeout_us == 1_500_000
-    assert (record.queue, record.priority, record.key, record.idempotency_key) == ("mail", -7, "k", "once")
-    assert record.update == UpdateFlags(run_at="later")
-    assert (record.max_attempts, record.max_stalls) == (2, 1)
-    assert (record.backoff_min_us, record.backoff_max_us) == (500_000, 60 * SECOND)
-    assert record.headers == {"traceparent": "00-ab"}
-
-
 def test_run_at_may_lie_in_the_past_and_zero_attempts_mean_the_default() -> None:
     record = build(run_at=datetime(2020, 1, 1, tzinfo=UTC), max_attempts=0)
     assert record.run_at == datetime(2020, 1, 1, tzinfo=UTC)
@@ -59,15 +34,7 @@ def test_run_at_may_lie_in_the_past_and_zero_attempts_mean_the_default() -> None
     ("fields", "complaint"),
     [
         ({"type": ""}, "type '': expected `str` of length >= 1"),
-        ({"type": "x" * 201}, "type of 201 characters: expected `str` of length <= 200"),
-        ({"type": 5}, "type 5: expected `str`"),
         ({"type": "a\nb"}, "cannot be printed"),
-        ({"queue": ""}, "queue '': expected"),
-        ({"key": ""}, "key '': expected"),
-        ({"key": "a\0"}, "cannot be printed"),
-        ({"idempotency_key": ""}, "idempotency_key '': expected"),
-        ({"priority": 40_000}, "priority 40000"),
-        ({"priority": 1.5}, "priority 1.5"),
         ({"delay": -1}, "lies in the past"),
         ({"delay": "soon"}, "give seconds or a timedelta"),
         ({"delay": float("inf")}, "give seconds or a timedelta"),
@@ -77,8 +44,6 @@ def test_run_at_may_lie_in_the_past_and_zero_attempts_mean_the_default() -> None
         ({"timeout": 0}, "longer than nothing"),
         ({"run_at": datetime(2300, 1, 1, tzinfo=UTC)}, "run_at_us 1\\d+: expected `int` <= 9007199254740991"),
         ({"max_attempts": -1}, "max_attempts -1"),
-        ({"max_attempts": 1_000_001}, "max_attempts 1000001"),
-        ({"max_stalls": -1}, "max_stalls -1"),
         ({"backoff": (5, 1)}, "shortest first"),
         ({"headers": {"a": 1}}, "headers.*: expected `str`, got `int`"),
         ({"headers": {"a": "x" * 9000}}, "at most 8192"),
@@ -87,6 +52,7 @@ def test_run_at_may_lie_in_the_past_and_zero_attempts_mean_the_default() -> None
     ],
 )
 def test_bad_input_is_named(fields: dict[str, Any], complaint: str) -> None:
+    """The bounds of every field: the conformance kit, and tests/drivers/test_operations.py."""
     with pytest.raises(InvalidRequest, match=complaint):
         build(**fields)
 
@@ -112,3 +78,43 @@ def test_a_clients_defaults_apply() -> None:
 def test_what_is_no_request_is_refused(requests: Any) -> None:
     with pytest.raises(InvalidRequest, match="expected a JobRequest"):
         RecordBuilder().build(requests, 0)
+
+
+def test_a_record_of_alike_jobs_is_made_once_and_only_when_somebody_looks() -> None:
+    def alike() -> AlikeJobs:
+        return RecordBuilder().alike(JobRequest(type="mail", priority=3), [b"1", b"22", b"3"], NOW)
+
+    jobs = alike()
+    for number, job in enumerate(jobs):
+        job.id = f"id-{number}"
+    assert [job.id for job in jobs] == ["id-0", "id-1", "id-2"]
+    assert jobs[-1] is jobs[2]
+    assert [job.id for job in jobs[1:]] == ["id-1", "id-2"]
+    part = alike()[1:]
+    assert isinstance(part, AlikeJobs)
+    assert [job.payload for job in part] == part.payloads == [b"22", b"3"]
+    assert {(job.type, job.priority, job.run_at_us, job.created_at_us) for job in part} == {
+        ("mail", 3, NOW, NOW)
+    }
+
+
+def test_ids_are_uuid7_strictly_increasing_and_do_not_tell_the_next_one() -> None:
+    """A broker makes ids for many producers, and none of them may take another's first."""
+    head = new_id_head()
+    by_head = [f"{head}{number:08x}" for number in (0, 9, 10, 2**31)]
+    for ids in (new_ids(5000) + [new_id()] + new_ids(10), by_head):
+        assert ids == sorted(set(ids))
+        assert {(uuid.UUID(one).version, uuid.UUID(one).variant) for one in ids} == {(7, uuid.RFC_4122)}
+    ends = {one.rpartition("-")[2] for one in (new_id(), new_id(), *new_ids(1), *new_ids(1))}
+    assert len(ends) == 4
+    for make in (new_token, new_id_head):
+        assert len({make() for _ in range(1000)}) == 1000
+
+
+def test_ids_of_one_call_count_up_by_one_across_milliseconds() -> None:
+    assert new_ids(0) == []
+    for count in (1, 2, 4095, 4096, 4097, 10_000):
+        numbers = [int(one.replace("-", "")[:16], 16) for one in new_ids(count)]
+        # The digit after the time says the version, which is no part of the number.
+        counted = [(number >> 16 << 12) | (number & 0xFFF) for number in numbers]
+        assert counted == list(range(counted[0], counted[0] + count))

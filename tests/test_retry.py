@@ -12,14 +12,10 @@ def job(minimum: float, maximum: float) -> JobRecord:
     return make_record(backoff_min_us=round(minimum * SECOND), backoff_max_us=round(maximum * SECOND))
 
 
-def test_back_off_doubles_from_the_jobs_minimum_to_its_maximum() -> None:
+def test_back_off_doubles_from_the_jobs_minimum_to_its_maximum_and_never_overflows() -> None:
     policy = ExponentialBackoff(jitter=0)
-    delays = [policy.next_delay(job(1, 10), attempts) / SECOND for attempts in range(1, 7)]
-    assert delays == [1, 2, 4, 8, 10, 10]
-
-
-def test_huge_attempt_counts_do_not_overflow() -> None:
-    assert ExponentialBackoff(jitter=0).next_delay(job(1, 3600), 10**6) == 3600 * SECOND
+    delays = [policy.next_delay(job(1, 10), attempts) / SECOND for attempts in (*range(1, 7), 10**6)]
+    assert delays == [1, 2, 4, 8, 10, 10, 10]
 
 
 def test_jitter_spreads_but_respects_minimum_and_maximum() -> None:
