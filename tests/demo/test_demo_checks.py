@@ -4,52 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from records import make_record
-from taskharbor.demo.run import DemoVerdict, judge, most_at_once, overlapping_leases, recovery
-from taskharbor.demo.workload import make_workload
+from taskharbor.demo import run as demo
 from taskharbor.jobs import Attempt, JobRecord, JobState, Outcome
 
+STATES = {Outcome.EXPIRED: JobState.READY, Outcome.RETRIED: JobState.SCHEDULED}
+"""States after outcomes of another name."""
 
-def row(
-    job_id: str, start: int | None, end: int, outcome: Outcome = Outcome.DONE, **changes: object
-) -> Attempt:
-    states = {
-        Outcome.DONE: JobState.DONE,
-        Outcome.DEAD: JobState.DEAD,
-        Outcome.CANCELLED: JobState.CANCELLED,
-        Outcome.EXPIRED: JobState.READY,
-        Outcome.RETRIED: JobState.SCHEDULED,
-    }
-    attempt = Attempt(
-        seq=0,
-        job_id=job_id,
-        queue="default",
-        type="send_mail",
-        key=None,
-        priority=0,
-        fence=1,
-        worker="w",
-        created_at_us=0,
-        run_at_us=0,
-        reserved_at_us=start,
-        lease_expires_at_us=None if start is None else start + 100,
-        ended_at_us=end,
-        outcome=outcome,
-        state=states[outcome],
-    )
-    return msgspec.structs.replace(attempt, **changes)
+
+def row(job_id: str, start: int | None, end: int, outcome: Outcome = Outcome.DONE, **changes: Any) -> Attempt:
+    about = {"seq": 0, "job_id": job_id, "queue": "default", "type": "send_mail", "key": None, "priority": 0}
+    expires = None if start is None else start + 100
+    lease = {"fence": 1, "worker": "w", "reserved_at_us": start, "lease_expires_at_us": expires}
+    times = {"created_at_us": 0, "run_at_us": 0, "ended_at_us": end}
+    state = STATES.get(outcome) or JobState(outcome)
+    return Attempt(**{**about, **lease, **times, "outcome": outcome, "state": state, **changes})
 
 
 def job(job_id: str, state: JobState = JobState.DONE, **changes: Any) -> JobRecord:
     return make_record(job_id, **{"type": "send_mail", "state": state, **changes})
 
 
-def verdict(jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None = None) -> DemoVerdict:
+def verdict(
+    jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None = None
+) -> demo.DemoVerdict:
     ids = [one.id for one in jobs] if accepted is None else accepted
-    return judge(ids, {one.id: one for one in jobs}, rows, {"c"})
+    return demo.judge(ids, {one.id: one for one in jobs}, rows, {"c"})
 
 
 def test_all_is_well() -> None:
@@ -110,25 +92,25 @@ def test_too_many_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_leases_touch_but_do_not_overlap() -> None:
-    assert overlapping_leases([row("a", 0, 10), row("a", 10, 20)]) == 0
-    assert overlapping_leases([row("a", 0, 500, Outcome.EXPIRED), row("a", 100, 120)]) == 0
-    assert overlapping_leases([row("a", 0, 10), row("b", 0, 10)]) == 0
-    assert overlapping_leases([row("a", 0, 30), row("a", 10, 40), row("a", 20, 50)]) == 3
-    assert most_at_once([(0, 10), (10, 20), (5, 15), (3, 3)]) == 2
-    assert most_at_once([]) == 0
+    assert demo.overlapping_leases([row("a", 0, 10), row("a", 10, 20)]) == 0
+    assert demo.overlapping_leases([row("a", 0, 500, Outcome.EXPIRED), row("a", 100, 120)]) == 0
+    assert demo.overlapping_leases([row("a", 0, 10), row("b", 0, 10)]) == 0
+    assert demo.overlapping_leases([row("a", 0, 30), row("a", 10, 40), row("a", 20, 50)]) == 3
+    assert demo.most_at_once([(0, 10), (10, 20), (5, 15), (3, 3)]) == 2
+    assert demo.most_at_once([]) == 0
 
 
 def test_recovery_counts_what_was_taken_up_after_the_kill() -> None:
     rows = [row("a", 10, 120, Outcome.EXPIRED), row("a", 120, 130), row("b", 10, 20), row("c", 150, 160)]
-    assert recovery(["a", "c"], rows, killed_at=50) == (2, 100)
-    assert recovery(["b"], rows, killed_at=50) == (0, 0)
+    assert demo.recovery(["a", "c"], rows, killed_at=50) == (2, 100)
+    assert demo.recovery(["b"], rows, killed_at=50) == (0, 0)
     # A job whose last execution was killed needs nobody to take it up.
     dead = row("a", 10, 120, Outcome.EXPIRED, state=JobState.DEAD)
-    assert recovery(["a"], [dead], killed_at=50) == (1, 70)
+    assert demo.recovery(["a"], [dead], killed_at=50) == (1, 70)
 
 
 def test_the_same_seed_makes_the_same_workload() -> None:
-    one, same, other = make_workload(500, 7), make_workload(500, 7), make_workload(500, 8)
+    one, same, other = demo.make_workload(500, 7), demo.make_workload(500, 7), demo.make_workload(500, 8)
     assert one == same
     assert one != other
     assert len(one.first) + len(one.unwanted) + sum(map(len, one.waves)) == 500

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from taskharbor.client import Client
+from taskharbor.demo.analysis import Analysis
 from taskharbor.demo.run import WorkerGone, WorkerProcesses
 
 
 def demo(*args: str) -> subprocess.CompletedProcess[str]:
-    """Without its second half, which tests/spark/test_lake.py runs in a session that is already there."""
     command = [sys.executable, "-m", "taskharbor", "demo", "--jobs", "400", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
@@ -61,3 +61,31 @@ def test_a_worker_that_ends_by_itself_is_noticed() -> None:
             workers._processes["w"].wait(timeout=60)
             with pytest.raises(WorkerGone, match="no installed driver"):
                 workers.check()
+
+
+# -- the second half: where Spark can run, tests/spark/test_lake.py runs it in a session that is already there ----------
+
+
+def test_the_first_half_of_the_demo_loads_no_spark_and_the_second_says_what_to_install() -> None:
+    """In an interpreter of its own, in which PySpark cannot be found."""
+    program = (
+        "import sys, taskharbor.demo.run, taskharbor.demo.analysis\n"
+        "print(sys.modules.keys().isdisjoint(['pyspark', 'pandas', 'pyarrow']))\n"
+        "sys.modules['pyspark'] = None\n"
+        "print(taskharbor.demo.analysis.missing())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    is_clean, line = ran.stdout.splitlines()
+    assert is_clean == "True"
+    assert "pip install 'taskharbor[spark]'" in line
+    assert ran.stderr == ""
+
+
+def test_the_verdict_is_a_sentence() -> None:
+    """Of a clean run it is in the report: tests/spark/test_lake.py."""
+    kinds = {"overlapping leases": 1}
+    found = Analysis(report="r.html", leases=3504, jobs=2858, violations=kinds, seconds=1.0)
+    assert not found.is_clean
+    assert found.verdict == "Violations in 3,504 leases of 2,858 jobs: 1 overlapping leases."

@@ -35,8 +35,7 @@ def demo(settings: Invocation, jobs: int, seed: int, keep: bool, report: Path, q
     Then, where PySpark and Java are there, audit every lease and draw a report.
     """
     from taskharbor.demo.analysis import analyse, missing
-    from taskharbor.demo.run import Demo
-    from taskharbor.demo.workload import make_workload
+    from taskharbor.demo.run import Demo, make_workload
 
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-demo-"))
     kept = True
