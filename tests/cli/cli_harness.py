@@ -9,7 +9,7 @@ from typing import Any
 from click.testing import Result
 
 from taskharbor.client import Client, portal
-from taskharbor.jobs import Failure, JobState
+from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
 
 Run = Callable[..., Result]
 
@@ -18,19 +18,22 @@ def lines(result: Result) -> list[Any]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+def lease(client: Client) -> JobRecord:
+    """The next job of the default queue, as worker w-1 holds it."""
+
+    async def reserve() -> list[JobRecord]:
+        driver = client.driver
+        return await driver.reserve(
+            "default", limit=1, lease_for=60 * SECOND, now=await driver.time(), worker="w-1"
+        )
+
+    (job,) = portal().call(reserve())
+    return job
+
+
 def kill(client: Client, job_id: str, reason: str = "no good") -> None:
     """Make the next job of the default queue a dead letter; it must be this one."""
-
-    async def fail() -> None:
-        driver, now = client.driver, await client.driver.time()
-        (job,) = await driver.reserve(
-            "default", limit=1, lease_for=10_000_000, now=now, worker="w", types=None
-        )
-        assert job.id == job_id
-        assert job.token is not None
-        await driver.fail(
-            job.id, job.token, now=now + 1, attempts=1, error=Failure("ValueError", reason, "Traceback")
-        )
-
-    portal().call(fail())
+    job, error = lease(client), Failure("ValueError", reason, "Traceback")
+    assert job.id == job_id
+    portal().call(client.driver.fail(job_id, job.token or "", now=client.now(), attempts=1, error=error))
     assert client.get(job_id).state is JobState.DEAD

@@ -22,16 +22,8 @@ def test_doctor_on_a_store_in_memory_warns(run: Run, client: Client) -> None:
     client.configure("mail", QueueSettings(paused=True))
     found = verdicts(run("doctor", "--json").stdout)
     assert [name for name, verdict in found.items() if verdict != "ok"] == ["promises", "paused"]
-    assert found.keys() >= {
-        "python",
-        "packages",
-        "driver",
-        "schema",
-        "round trip",
-        "write",
-        "clock",
-        "queues",
-    }
+    checks = ("python", "packages", "driver", "schema", "round trip", "write", "clock", "queues")
+    assert [name for name in checks if name not in found] == []
     assert "-> taskharbor queues resume mail" in run("doctor").stdout
 
 

@@ -133,14 +133,8 @@ def test_many_from_stdin_with_a_summary(run: Run, client: Client) -> None:
     [
         ('{"type": "a"', "truncated"),
         ('{"type": "a", "quue": "x"}', "quue"),
-        ('{"payload": 1}', "type"),
         ('{"type": "a", "priority": 99999}', "priority 99999"),
-        (
-            '{"type": "a", "run_at": "2099-01-01T00:00:00"}',
-            "run_at '2099-01-01T00:00:00': expected `datetime` with a timezone",
-        ),
         ('{"type": "a", "codec": "pickle"}', "pickle"),
-        ('{"type": "a", "update": {"run_at": "never"}}', "run_at 'never': invalid enum value"),
         ('{"type": "a", "priority": 99999, "queue', "`$.priority`"),
         ('{"type": "a", "payload": 1, "payload_base64": "MQ=="}', "not both"),
     ],
@@ -210,9 +204,8 @@ def test_a_lost_store_is_told_with_what_was_accepted(
     monkeypatch.setattr(SQLiteDriver, "run", lost)
     monkeypatch.setattr(stage, "BLOB_JOBS", 3)
     text = '{"type": "a"}\n' * 20
-    error = json.loads(
-        run("enqueue", "--from", "-", "--chunk", "3", *once, "--json", input=text, code=3).stderr
-    )
+    args = ["--from", "-", "--chunk", "3", *once, "--json"]
+    error = json.loads(run("enqueue", *args, input=text, code=3).stderr)
     assert "the store is gone" in error["error"]
     if once:
         assert "same command again" in error["hint"]

@@ -4,9 +4,15 @@
 - `options`: --url, --json and --debug, accepted before and after the subcommand; options of several commands; kinds of values; a
   client on the chosen URL.
 - `app_loading`: the app for `module:name`.
-- `enqueue`, `worker`, `broker`: add jobs, run them, serve a store.
-- `jobs`, `queues`, `dlq`: list and inspect jobs; queues and statistics; cancel, and dead jobs.
-- `doctor`, `pipeline`, `demo`: checks and migrations; the Spark pipeline; the demo.
+- `enqueue`: adds jobs.
+- `worker`: runs jobs, in processes or on Spark's executors.
+- `broker`: serves a store.
+- `jobs`: lists and inspects jobs.
+- `queues`: queues and statistics.
+- `dlq`: cancels jobs; dead jobs.
+- `doctor`: checks and migrations.
+- `pipeline`: the Spark pipeline, and made-up histories for it.
+- `demo`: the demo.
 - `output`: tables, progress, durations and times as text. JSON documents are the models of the HTTP API
   (`taskharbor.broker.models`).
 - `errors`: errors and exit codes.

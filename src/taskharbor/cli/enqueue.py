@@ -22,8 +22,8 @@ from taskharbor.bulk import publish_staged, stage
 from taskharbor.cli import options as opt
 from taskharbor.cli.errors import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
-from taskharbor.cli.output import answer, emit, progress
-from taskharbor.client import CHUNK, chunks, portal
+from taskharbor.cli.output import Show, answer, emit, progress
+from taskharbor.client import CHUNK, Client, chunks, portal
 from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.records import Enqueued
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest, field_error
@@ -80,15 +80,19 @@ def enqueue(
         if type is not None or given:
             extra = "TYPE" if type is not None else f"--{given[0].replace('_', '-')}"
             raise BadInput(f"with --from, everything about a job stands in its line; leave out {extra}")
-        if once is not None:
-            if ids:
-                raise BadInput("leave out --ids: with --once the ids are not known here")
-            if not 0 < len(once.strip()) <= _LONGEST_NAME:
-                raise BadInput(f"--once takes a name of 1 to {_LONGEST_NAME} characters")
-            enqueue_once(settings, source, once)
-            return
+        if once is not None and ids:
+            raise BadInput("leave out --ids: with --once the ids are not known here")
+        if once is not None and not 0 < len(once.strip()) <= _LONGEST_NAME:
+            raise BadInput(f"--once takes a name of 1 to {_LONGEST_NAME} characters")
         show_ids = ids if ids is not None else not settings.json and not sys.stdout.isatty()
-        enqueue_lines(settings, source, chunk=chunk, ids=show_ids)
+        with (
+            opt.open_client(settings, creating=True) as client,
+            progress(settings, on_terminal_only=True) as show,
+        ):
+            if once is not None:
+                enqueue_once(settings, client, Lines(source), once, show)
+            else:
+                enqueue_lines(settings, client, Lines(source), chunk, show_ids, show)
         return
     if once is not None:
         raise BadInput("--once is for --from; for one job give --idempotency-key")
@@ -233,29 +237,27 @@ class Lines:
             yield number, request
 
 
-def enqueue_lines(settings: Invocation, source: BinaryIO, *, chunk: int, ids: bool) -> None:
+def enqueue_lines(
+    settings: Invocation, client: Client, lines: Lines, chunk: int, ids: bool, show: Show
+) -> None:
     """Enqueue chunk by chunk. Each is accepted before the next is read."""
-    lines, started = Lines(source), time.monotonic()
+    started = time.monotonic()
     accepted = existed = 0
-    with (
-        opt.open_client(settings, creating=True) as client,
-        progress(settings, on_terminal_only=True) as show,
-    ):
-        try:
-            for records in lines.chunks(chunk, client.now):
-                # `chunks` has checked the records.
-                call = Enqueue(records, records[0].created_at_us, new_ids=True)
-                batch = portal().call(client.driver.run(call))
-                accepted += len(batch)
-                existed += sum(one.existed for one in batch)
-                _print_ids(batch, settings, ids)
-                show(f"{accepted:,} jobs", lines.bytes_read, lines.size)
-        except (BackendUnavailable, KeyboardInterrupt) as error:
-            # The chunk under way may or may not have been accepted.
-            line = lines.next_line
-            said = f"{accepted} jobs before line {line} were accepted, of the next {chunk} some may be"
-            hint = "look at `taskharbor stats` before you go on; with --once NAME a file can be sent again"
-            raise _stopped(error, said, hint, accepted=accepted, line=line) from error
+    try:
+        for records in lines.chunks(chunk, client.now):
+            # `chunks` has checked the records.
+            call = Enqueue(records, records[0].created_at_us, new_ids=True)
+            batch = portal().call(client.driver.run(call))
+            accepted += len(batch)
+            existed += sum(one.existed for one in batch)
+            _print_ids(batch, settings, ids)
+            show(f"{accepted:,} jobs", lines.bytes_read, lines.size)
+    except (BackendUnavailable, KeyboardInterrupt) as error:
+        # The chunk under way may or may not have been accepted.
+        line = lines.next_line
+        said = f"{accepted} jobs before line {line} were accepted, of the next {chunk} some may be"
+        hint = "look at `taskharbor stats` before you go on; with --once NAME a file can be sent again"
+        raise _stopped(error, said, hint, accepted=accepted, line=line) from error
     if (bad := lines.bad) is not None:
         said = f"{bad}; {accepted} jobs before it were accepted"
         hint = f"mend it, then go on from there: tail -n +{bad.number} FILE | taskharbor enqueue --from -"
@@ -263,41 +265,37 @@ def enqueue_lines(settings: Invocation, source: BinaryIO, *, chunk: int, ids: bo
     _summary(settings, accepted, existed, time.monotonic() - started)
 
 
-def enqueue_once(settings: Invocation, source: BinaryIO, name: str) -> None:
+def enqueue_once(settings: Invocation, client: Client, lines: Lines, name: str, show: Show) -> None:
     """Enqueue all lines as one bulk write: staged first, then published. The store remembers the write's name."""
-    lines, started = Lines(source), time.monotonic()
+    started = time.monotonic()
     # The colon at the end keeps a name like `load/7` from being number 7 of a series. A later `load/6` would be left out.
     write = f"once:{name}:"
-    with (
-        opt.open_client(settings, creating=True) as client,
-        progress(settings, on_terminal_only=True) as show,
-    ):
-        now, driver, call = client.now(), client.driver, portal().call
-        if call(publish_staged.is_over(driver, write)):
-            before = call(publish_staged.publish(driver, write, [], now))
-            if settings.json:
-                emit({"accepted": 0, "new": 0, "existed": 0, "before": before})
-            else:
-                click.echo(f"{name!r} was used before, for {before} jobs: this file was not read", err=True)
-            return
-        task, staged = new_id(), 0
-        staging = stage.TaskStaging(driver, write, task)
-        try:
-            for records in lines.chunks(stage.BLOB_JOBS, lambda: now):
-                for jobs in stage.chunked([records], stage.BLOB_JOBS):
-                    call(staging.put(jobs))
-                staged += len(records)
-                show(f"{staged:,} jobs", lines.bytes_read, lines.size)
-            if lines.bad is not None:
-                call(staging.drop())
-                raise BadInput(f"{lines.bad}; nothing was enqueued", line=lines.bad.number, accepted=0)
-            if not staged:
-                raise BadInput("there is no job in it; nothing was enqueued, and the name is still free")
-            call(staging.complete())
-            added = call(publish_staged.publish(driver, write, [task], now))
-        except (BackendUnavailable, KeyboardInterrupt) as error:
-            hint = "run the same command again: under one name the jobs are enqueued once"
-            raise _stopped(error, f"{staged} jobs were read", hint) from error
+    now, driver, call = client.now(), client.driver, portal().call
+    if call(publish_staged.is_over(driver, write)):
+        before = call(publish_staged.publish(driver, write, [], now))
+        if settings.json:
+            emit({"accepted": 0, "new": 0, "existed": 0, "before": before})
+        else:
+            click.echo(f"{name!r} was used before, for {before} jobs: this file was not read", err=True)
+        return
+    task, staged = new_id(), 0
+    staging = stage.TaskStaging(driver, write, task)
+    try:
+        for records in lines.chunks(stage.BLOB_JOBS, lambda: now):
+            for jobs in stage.chunked([records], stage.BLOB_JOBS):
+                call(staging.put(jobs))
+            staged += len(records)
+            show(f"{staged:,} jobs", lines.bytes_read, lines.size)
+        if lines.bad is not None:
+            call(staging.drop())
+            raise BadInput(f"{lines.bad}; nothing was enqueued", line=lines.bad.number, accepted=0)
+        if not staged:
+            raise BadInput("there is no job in it; nothing was enqueued, and the name is still free")
+        call(staging.complete())
+        added = call(publish_staged.publish(driver, write, [task], now))
+    except (BackendUnavailable, KeyboardInterrupt) as error:
+        hint = "run the same command again: under one name the jobs are enqueued once"
+        raise _stopped(error, f"{staged} jobs were read", hint) from error
     _summary(settings, staged, staged - added, time.monotonic() - started)
 
 

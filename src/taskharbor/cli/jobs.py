@@ -37,7 +37,7 @@ OUTCOME_STYLES = {
     Outcome.REQUEUED: "cyan",
 }
 SHOWN = 50
-
+_STATES = click.Choice([str(state) for state in JobState])
 
 types_option = option("--type -t types", "TYPE", "Only this type; repeat for more.", multiple=True)
 limit_option = option("--limit -n", COUNT, "At most so many.", 50)
@@ -46,12 +46,7 @@ cursor_option = option("--cursor", "CURSOR", "Go on where a listing stopped.")
 
 @command("list")
 @queue_option
-@option(
-    "--state -s",
-    click.Choice([str(state) for state in JobState]),
-    "Only this state; repeat for more.",
-    multiple=True,
-)
+@option("--state -s", _STATES, "Only this state; repeat for more.", multiple=True)
 @types_option
 @option("--key", "KEY", "Only jobs with this key.")
 @option("--worker", "NAME", "Only jobs that this worker holds.")
@@ -310,7 +305,7 @@ def timeline(job: JobRecord, attempts: list[Attempt], now: Micros, screen: Conso
         return cell("timeline: not tried yet", "bright_black")
     accepted, ended = job.created_at_us, now if job.finished_at_us is None else job.finished_at_us
     length = max(1, max(ended, *(row.end for row in rows)) - accepted)
-    width = 12 if out.is_narrow(screen) else 24
+    width = 12 if screen.width < WIDE else 24
     on, off = ("█", "·") if (screen.encoding or "").lower().startswith("utf") else ("#", ".")
 
     def bar(row: _Row) -> Text:

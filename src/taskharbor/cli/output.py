@@ -161,11 +161,6 @@ def as_cell(drawn: Text | str) -> Text:
     return cell(drawn) if isinstance(drawn, str) else drawn
 
 
-def is_narrow(screen: Console) -> bool:
-    """True if tables leave something out at this width."""
-    return screen.width < WIDE
-
-
 class Show(Protocol):
     """Shows what a command is doing: `done` of `total` steps, bytes or jobs, where that is known."""
 

@@ -199,17 +199,10 @@ def history(settings: Invocation, /, lake: Path | None, parquet: Path | None, **
             "made-up histories are part of the testkit: pip install 'taskharbor-testkit[histories]'"
         ) from missing
 
-    spark = local_session("taskharbor history")
-    began = time.monotonic()
+    spark, began = local_session("taskharbor history"), time.monotonic()
     write = write_parquet if lake is None else fill_lake
     count = write(spark, folder, **wanted)
-    seconds, rows = time.monotonic() - began, wanted["rows"]
-    document = {
-        "rows": rows,
-        "planted": count,
-        "seed": wanted["seed"],
-        "seconds": seconds,
-        "path": str(folder),
-    }
+    seconds, rows, seed = time.monotonic() - began, wanted["rows"], wanted["seed"]
+    document = {"rows": rows, "planted": count, "seed": seed, "seconds": seconds, "path": str(folder)}
     text = f"{rows:,} attempts, {count:,} violations planted, in {folder} ({seconds:.1f} s)"
     out.answer(settings, out.rounded(document), text)

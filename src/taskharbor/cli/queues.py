@@ -209,7 +209,7 @@ def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableTyp
     columns = [Column("queue", shrinks=True, footer=footer("all"))]
     for state in JobState:
         total = sum(one.counts.get(state, 0) for one in taken)
-        title = out.STATES[state][1] if out.is_narrow(screen) else str(state)
+        title = out.STATES[state][1] if screen.width < WIDE else str(state)
         # A narrow screen has no room for columns of zeros.
         least = 0 if total or state is JobState.READY else WIDE
         draw = functools.partial(_count, state)
