@@ -28,17 +28,8 @@ LOST = redis.ConnectionError
 
 
 def connect(url: str, protocol: int = 3) -> redis.Redis:
-    once = Retry(NoBackoff(), 0)
-    return redis.Redis.from_url(
-        url, retry=once, socket_timeout=10, protocol=protocol, single_connection_client=True
-    )
-
-
-def eventually_closed(proxy: FaultProxy) -> None:
-    """A client's farewell takes its time; that a connection stays open for good would be an error."""
-    deadline = time.monotonic() + 10
-    while proxy.connections:
-        assert time.monotonic() < deadline
+    options = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, "single_connection_client": True}
+    return redis.Redis.from_url(url, protocol=protocol, **options)
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +56,15 @@ def test_programs_are_found_by_version_and_the_newest_is_the_default(monkeypatch
         assert find_redis(version.rpartition(".")[0])[0].startswith(version.rpartition(".")[0])
     assert find_redis("7+") == find_redis("7.2+")
     assert find_redis()[0] == list(versions)[-1]
+    for missing, said in (("2.8", r"Redis 2\.8 was not found \(found: .*\d"), ("99+", r"99\+ was not found")):
+        with pytest.raises(ServerMissing, match=said):
+            RedisServer.start(version=missing)
     oldest = next(iter(versions))
     monkeypatch.setenv("TASKHARBOR_REDIS_SERVER", str(versions[oldest]))
     assert find_redis() == (oldest, versions[oldest])
     monkeypatch.setenv("TASKHARBOR_REDIS_SERVER", sys.executable)
     with pytest.raises(ServerMissing, match=r"TASKHARBOR_REDIS_SERVER=.* was not found"):
         find_redis()
-
-
-@pytest.mark.parametrize(
-    ("version", "said"), [("2.8", r"Redis 2\.8 was not found \(found: .*\d"), ("99+", r"99\+ was not found")]
-)
-def test_a_version_that_nobody_has_is_missing(version: str, said: str) -> None:
-    with pytest.raises(ServerMissing, match=said):
-        RedisServer.start(version=version)
 
 
 def test_settings_win_and_a_password_is_in_the_url(server: RedisServer) -> None:
@@ -95,9 +81,7 @@ def test_settings_win_and_a_password_is_in_the_url(server: RedisServer) -> None:
         RedisServer.start(config={"maxclients": "many"})
 
 
-def test_a_port_that_was_taken_meanwhile_is_given_up(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_is_taken_is_given_up(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from taskharbor_testkit.servers import process
 
     ports = iter([server.port, process.free_port()])
@@ -123,7 +107,7 @@ def test_a_prefix_is_dropped_with_everything_under_it_and_nothing_else() -> None
     server = shared_redis()
     assert server is shared_redis(find_redis()[0])
     mine, others = with_fresh_prefix(server.url), with_fresh_prefix(server.url)
-    prefixes = [prefix_of(url) for url in (mine, others)]
+    prefixes = [url.partition("prefix=")[2].replace("%3A", ":") for url in (mine, others)]
     assert prefixes[0] != prefixes[1]
     for prefix in prefixes:
         server.execute("MSET", *(part for n in range(50) for part in (f"{prefix}{n}", n)))
@@ -131,10 +115,6 @@ def test_a_prefix_is_dropped_with_everything_under_it_and_nothing_else() -> None
     assert server.execute("EXISTS", f"{prefixes[0]}7", f"{prefixes[1]}7") == 1
     drop_prefix(others)
     assert server.execute("KEYS", f"{prefixes[1]}*") == []
-
-
-def prefix_of(url: str) -> str:
-    return url.partition("prefix=")[2].replace("%3A", ":")
 
 
 # The fault proxy
@@ -152,7 +132,10 @@ def test_a_proxy_carries_everything(server: RedisServer, proxy: FaultProxy, prot
             transaction.incr("n").get("missing").lrange("none", 0, -1)
             assert transaction.execute() == [1, None, []]
         assert client.eval("return {1, {'two', {3}}, false}", 0) == [1, [b"two", [3]], None]
-    eventually_closed(proxy)
+    # A client's farewell takes its time; that a connection stays open for good would be an error.
+    deadline = time.monotonic() + 10
+    while proxy.connections:
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -171,23 +154,15 @@ def test_published_messages_are_no_answers(server: RedisServer, proxy: FaultProx
         assert proxy.triggered.wait(10)
 
 
-def test_a_request_is_cut_before_the_server_sees_it_or_its_answer_is_lost(
-    server: RedisServer, proxy: FaultProxy
-) -> None:
-    with connect(proxy.url_for(server.url)) as client:
-        client.incr("n")
-        proxy.cut_before_request(2)
-        client.incr("n")
-        with pytest.raises(LOST):
+def test_a_request_is_cut_before_or_after_the_server(server: RedisServer, proxy: FaultProxy) -> None:
+    for cut, count in ((proxy.cut_before_request, b"1"), (proxy.cut_after_request, b"3")):
+        with connect(proxy.url_for(server.url)) as client:
+            cut(2)
             client.incr("n")
-    assert proxy.triggered.wait(10)
-    assert server.execute("GET", "n") == b"2"
-    with connect(proxy.url_for(server.url)) as client:
-        proxy.cut_after_request()
-        with pytest.raises(LOST):
-            client.incr("n")
-    assert proxy.triggered.wait(10)
-    assert server.execute("GET", "n") == b"3"
+            with pytest.raises(LOST):
+                client.incr("n")
+        assert proxy.triggered.wait(10)
+        assert server.execute("GET", "n") == count
 
 
 @pytest.mark.parametrize(

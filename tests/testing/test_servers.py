@@ -64,16 +64,6 @@ def notes(server: PostgresAt) -> list[object]:
 # Servers
 
 
-@pytest.mark.usefixtures("server")
-def test_the_newest_major_is_the_default_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = postgres_versions()
-    oldest = min(versions)
-    monkeypatch.delenv("TASKHARBOR_POSTGRES_BIN", raising=False)
-    assert find_postgres()[0] == max(versions)
-    monkeypatch.setenv("TASKHARBOR_POSTGRES_BIN", str(versions[oldest]))
-    assert find_postgres() == (oldest, versions[oldest])
-
-
 def test_installed_servers_are_ignored_where_only_those_of_wheels_are_wanted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -98,7 +88,13 @@ def test_installed_servers_are_ignored_where_only_those_of_wheels_are_wanted(
         find_redis()
 
 
-def test_settings_win(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_major_is_the_default_and_what_is_named_wins(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = postgres_versions()
+    oldest = min(versions)
+    monkeypatch.delenv("TASKHARBOR_POSTGRES_BIN", raising=False)
+    assert find_postgres()[0] == max(versions)
     assert server.execute("SHOW timezone") == [("UTC",)]
     assert server.execute("SHOW fsync") == [("off",)]
     monkeypatch.setenv("PGPORT", "1")
@@ -112,6 +108,8 @@ def test_settings_win(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -
         PostgresServer.start(settings={"max_connections": "many"})
     with pytest.raises(ServerMissing, match=r"PostgreSQL 7 was not found \(found: \[\d"):
         PostgresServer.start(version=7)
+    monkeypatch.setenv("TASKHARBOR_POSTGRES_BIN", str(versions[oldest]))
+    assert find_postgres() == (oldest, versions[oldest])
 
 
 @pytest.mark.usefixtures("server")
@@ -122,9 +120,8 @@ server = PostgresServer.start()
 print(server.pid, server.data.parent, flush=True)
 input()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pid, directory = owner.stdout.readline().split()
         family = [int(pid), *reaper.children(int(pid))]
@@ -182,6 +179,9 @@ def test_each_test_has_a_schema_of_its_own(postgres_server: PostgresAt, postgres
 
 def test_a_proxy_carries_what_it_is_given(table: PostgresServer, proxy: FaultProxy) -> None:
     large = "x" * 5_000_000
+    # Of a URL, everything but the address stays.
+    moved = proxy.url_for("postgresql://me:p%40ss@db:1/jobs?schema=a")
+    assert moved == f"postgresql://me:p%40ss@127.0.0.1:{proxy.port}/jobs?schema=a"
     with connect(proxy.url_for(table.url)) as connection:
         assert connection.execute("SELECT %s::text", [large]).fetchone() == (large,)
         with connection.cursor().copy("COPY notes FROM STDIN") as copy:
@@ -191,12 +191,6 @@ def test_a_proxy_carries_what_it_is_given(table: PostgresServer, proxy: FaultPro
         assert [cursor.fetchone() for cursor in cursors] == [(number,) for number in range(100)]
         assert proxy.connections == 1
     assert notes(table) == ["copied"]
-
-
-def test_a_url_keeps_everything_but_the_address(proxy: FaultProxy) -> None:
-    assert proxy.url_for("postgresql://me:p%40ss@db:1/jobs?schema=a") == (
-        f"postgresql://me:p%40ss@127.0.0.1:{proxy.port}/jobs?schema=a"
-    )
 
 
 def test_cut_and_refused_connections(table: PostgresServer, proxy: FaultProxy) -> None:
@@ -218,7 +212,7 @@ def test_cut_and_refused_connections(table: PostgresServer, proxy: FaultProxy) -
         connect(url)
 
 
-def test_a_stalled_proxy_carries_nothing_until_it_flows_not_even_a_farewell(
+def test_a_stalled_proxy_carries_nothing_not_even_a_farewell(
     table: PostgresServer, proxy: FaultProxy
 ) -> None:
     answers: list[object] = []
@@ -325,19 +319,15 @@ def test_the_fate_of_a_request(
         assert notes(table) == ([] if fault == "drop" else ["note"])
 
 
-def test_in_a_pipeline_earlier_answers_arrive_and_later_requests_do_not(
-    table: PostgresServer, proxy: FaultProxy
-) -> None:
+def test_of_a_pipeline_only_what_came_before_arrives(table: PostgresServer, proxy: FaultProxy) -> None:
     def message(kind: bytes, body: bytes) -> bytes:
         return kind + (len(body) + 4).to_bytes(4, "big") + body
 
     def insert(note: bytes) -> bytes:
         return message(b"Q", b"INSERT INTO notes VALUES ('%s') RETURNING note\0" % note)
 
-    with (
-        socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as client,
-        client.makefile("rb") as answers,
-    ):
+    address = ("127.0.0.1", proxy.port)
+    with socket.create_connection(address, timeout=10) as client, client.makefile("rb") as answers:
         client.sendall(message(b"", b"\0\3\0\0user\0postgres\0\0"))
         ready = message(b"Z", b"I")
         while not client.recv(65536).endswith(ready):

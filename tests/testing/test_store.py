@@ -14,12 +14,14 @@ async def test_the_apps_own_store_clients_and_clock_come_back_untouched() -> Non
     clock = FakeClock()
     harbor = Harbor("memory://", clock=clock)
     harbor.enqueue("note")
-    client, async_client = harbor.client, harbor.async_client()
+    client, async_client, before = harbor.client, harbor.async_client(), SystemClock().now()
     with memory_store(harbor) as same:
         assert same is harbor
         assert harbor.client is not client
         assert harbor.async_client() is not async_client
-        assert harbor.clock is not clock
+        assert isinstance(harbor.clock, FakeClock)
+        # Time stands still at the present.
+        assert before <= harbor.clock.now() <= SystemClock().now()
         assert harbor.client.list_jobs().jobs == []
         harbor.enqueue("note")
     assert harbor.client is client
@@ -35,20 +37,11 @@ def test_they_come_back_after_an_error_too_and_are_not_opened_meanwhile() -> Non
 
     driver = NeverOpened()
     harbor = Harbor(driver)
-    with memory_store(harbor):
+    clock = FakeClock(1_000_000)
+    with memory_store(harbor, clock=clock):
         harbor.enqueue("note")
+        clock.advance(5)
+        assert harbor.client.now() == 6_000_000
     with pytest.raises(ValueError, match="oops"), memory_store(harbor):
         raise ValueError("oops")
     assert harbor._driver is driver
-
-
-def test_time_stands_still_at_the_present_unless_a_clock_is_given() -> None:
-    harbor = Harbor("memory://")
-    before = SystemClock().now()
-    with memory_store(harbor):
-        assert isinstance(harbor.clock, FakeClock)
-        assert before <= harbor.clock.now() <= SystemClock().now()
-    clock = FakeClock(1_000_000)
-    with memory_store(harbor, clock=clock):
-        clock.advance(5)
-        assert harbor.client.now() == 6_000_000
