@@ -50,11 +50,6 @@ def make_job(job_id: str, queue: str, type: str, priority: int = 0) -> JobRecord
     )
 
 
-def make_lasting_jobs() -> list[JobRecord]:
-    """Jobs that keep every worker busy for a while, so that it can be frozen at work."""
-    return [make_job(job_id, *LASTING) for job_id in new_ids(20)]
-
-
 def make_batches(rng: random.Random, contents: Contents = CONTENTS) -> list[list[JobRecord]]:
     """Records without times, in batches of one queue each, well shuffled."""
     per_queue: dict[str, list[JobRecord]] = defaultdict(list)

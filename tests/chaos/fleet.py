@@ -83,6 +83,5 @@ class Fleet:
             yield
             self.dismiss()
         finally:
-            for process in self.running.values():
-                process.kill()
-                process.communicate()
+            for name in list(self.running):
+                self.kill(name)

@@ -9,16 +9,19 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import TypeVar
 
-from chaos.batches import BATCH, CONTENTS, LIMIT, Contents, make_batches, make_lasting_jobs
+from chaos.batches import BATCH, CONTENTS, LASTING, LIMIT, Contents, make_batches, make_job
 from chaos.checks import check_executions, check_jobs, check_log
 from chaos.fleet import Fleet
 from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import Attempt, JobRecord, JobState
+from taskharbor.requests import new_ids
+from taskharbor_testkit.conformance.snapshot import list_all, read_log
 
 T = TypeVar("T")
 
@@ -49,14 +52,6 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
         except BackendUnavailable:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
-
-
-def by_job(attempts: list[Attempt]) -> dict[str, list[Attempt]]:
-    """Across queues a log may have any order; of a job, only its own."""
-    rows: dict[str, list[Attempt]] = {}
-    for row in attempts:
-        rows.setdefault(row.job_id, []).append(row)
-    return rows
 
 
 class Chaos:
@@ -149,7 +144,8 @@ class Chaos:
         """In the middle of something, and until others have all that it held: as long as its leases last."""
         for _ in range(FREEZES):
             if not await self._is_busy():
-                await self._send(make_lasting_jobs())
+                # Jobs that keep every worker busy for a while, so that it can be frozen at work.
+                await self._send([make_job(job_id, *LASTING) for job_id in new_ids(20)])
                 await until(self._is_busy, "somebody works")
             name = await self._busy_worker() or name
             self._fleet.freeze(name)
@@ -215,11 +211,13 @@ class Chaos:
     # -- afterwards ---------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
-        attempts = await self._whole_log()
-        assert by_job(self.told) == by_job(attempts)
-        jobs = await self._all_jobs()
-        check_jobs(jobs, self.answered)
+        attempts = (await insist(partial(read_log, self._driver, limit=5000))).attempts
+        # Across queues a log may have any order; of a job, only its own.
+        of_job = attrgetter("job_id")
+        assert sorted(self.told, key=of_job) == sorted(attempts, key=of_job)
         now = await insist(self._driver.time)
+        jobs = await insist(partial(list_all, self._driver, JobFilter(), now))
+        check_jobs(jobs, self.answered)
         for stats in await insist(lambda: self._driver.stats(now=now)):
             states = Counter(job.state for job in jobs if job.queue == stats.queue)
             assert {state: count for state, count in stats.counts.items() if count} == states
@@ -227,23 +225,3 @@ class Chaos:
             assert totals == (states[JobState.DONE], states[JobState.DEAD], states[JobState.CANCELLED])
         check_log(jobs, attempts)
         check_executions(attempts, self._fleet.executions())
-
-    async def _whole_log(self) -> list[Attempt]:
-        return [row async for row in pages(self._driver.read_attempts, "after", "attempts", limit=5000)]
-
-    async def _all_jobs(self) -> list[JobRecord]:
-        now = await insist(self._driver.time)
-        read = partial(self._driver.list_jobs, JobFilter(), now=now)
-        return [job async for job in pages(read, "cursor", "jobs", limit=1000)]
-
-
-async def pages(read: Callable[..., Any], after: str, rows: str, *, limit: int) -> AsyncIterator[Any]:
-    """All rows of the pages, until one is empty or the last."""
-    cursor: str | None = None
-    while True:
-        page = await insist(partial(read, **{after: cursor, "limit": limit}))
-        for row in getattr(page, rows):
-            yield row
-        cursor = page.cursor
-        if cursor is None or not getattr(page, rows):
-            return
