@@ -99,7 +99,7 @@ class Declined(signals.Unrecoverable):
     pass
 
 
-@once
+@harbor.job(isolation="process", max_attempts=2)
 def fail(kind: str) -> None:
     errors: dict[str, BaseException] = {
         "custom": Custom("of our own"),
@@ -118,9 +118,6 @@ def fail(kind: str) -> None:
 @once
 async def fail_async(kind: str) -> None:
     fail.function(kind)
-
-
-fail_twice = harbor.job(isolation="process", max_attempts=2, type="fail_twice")(fail.function)
 
 
 @harbor.job(isolation="process", max_attempts=2)
@@ -165,13 +162,6 @@ def spin(started: str) -> None:
 
 
 @once
-def sleep_for_ever(started: str) -> None:
-    touch(started)
-    while True:
-        time.sleep(3600)
-
-
-@once
 async def tidy(started: str, tidied: str) -> None:
     touch(started)
     try:
@@ -201,14 +191,13 @@ def print_and_log() -> None:
 
 
 @once
-def odd_result(kind: str) -> Any:
-    nested = {"when": [1, None, {"deep": True}], "big": 2**60}
-    return {"large": "x" * 100_000, "object": object(), "nested": nested}[kind]
+def echo(value: Any) -> Any:
+    return value
 
 
 @once
-def large_payload(text: str) -> int:
-    return len(text)
+def without_form() -> Any:
+    return object()
 
 
 @once

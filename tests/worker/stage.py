@@ -129,40 +129,40 @@ async def finish(work: Awaitable[T]) -> T:
         assert not limit.expired(), f"did not end within {PATIENCE:g} s"
 
 
-class ThreadGate:
-    """A plain handler, of a job or of a batch, that tells when it has begun and waits until it may go on."""
+class Gate:
+    """Handlers that tell when they have begun and wait until they may go on. Who is asked to stop keeps the reason."""
 
     def __init__(self, result: Any = None) -> None:
         self._began, self.go_on = threading.Event(), threading.Event()
         self.calls = 0
+        self.reasons: list[str | None] = []
         self._result = result
 
-    def handler(self, work: Any) -> Any:
+    async def began(self) -> None:
+        await eventually(self._began.is_set)
+
+    async def on_loop(self, job: Job) -> Any:
+        self._began.set()
+        try:
+            await eventually(self.go_on.is_set)
+        except asyncio.CancelledError:
+            self.reasons.append(job.stop_reason)
+            raise
+        return self._result
+
+    def on_thread(self, work: Any) -> Any:
+        """For a job or a batch."""
         self.calls += 1
         self._began.set()
         assert self.go_on.wait(PATIENCE)
         return self._result
 
-    async def began(self) -> None:
-        assert await asyncio.to_thread(self._began.wait, PATIENCE)
-
-
-class Gate:
-    """A handler that tells when it has begun, waits until it may go on, and keeps the reason it was stopped for."""
-
-    def __init__(self, result: Any = None) -> None:
-        self.began, self.go_on = asyncio.Event(), asyncio.Event()
-        self.reasons: list[str | None] = []
-        self._result = result
-
-    async def handler(self, job: Job) -> Any:
-        self.began.set()
-        try:
-            await self.go_on.wait()
-        except asyncio.CancelledError:
-            self.reasons.append(job.stop_reason)
-            raise
-        return self._result
+    def until_stopped(self, job: Job) -> str:
+        """On a thread."""
+        self._began.set()
+        assert job.wait_for_stop(PATIENCE)
+        self.reasons.append(job.stop_reason)
+        return "half of it"
 
 
 async def never() -> NoReturn:

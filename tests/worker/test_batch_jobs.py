@@ -16,25 +16,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+import taskharbor.signals as signals
 from needing import Entered
-from taskharbor import (
-    Cancel,
-    FixedDelays,
-    Harbor,
-    InvalidRequest,
-    Job,
-    JobState,
-    Outcome,
-    Retry,
-    Snooze,
-    Unrecoverable,
-    Worker,
-)
+from taskharbor import FixedDelays, Harbor, InvalidRequest, Job, JobState, Outcome, Worker
 from taskharbor.batch_jobs import current_batch
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
-from worker.stage import PATIENCE, Stage, ThreadGate, eventually, finish, never, running, stage
+from worker.stage import PATIENCE, Gate, Stage, eventually, finish, never, running, stage
 
 AT_ONCE = FixedDelays([0])
 
@@ -83,11 +72,11 @@ async def drain(harbor: Harbor, **options: Any) -> Worker:
     return worker
 
 
-def held_by(harbor: Harbor, gate: ThreadGate, **options: Any) -> Any:
+def held_by(harbor: Harbor, gate: Gate, **options: Any) -> Any:
     """A batch job of type `price` whose handler waits at the gate."""
 
     def price(orders: pa.Table) -> Any:
-        return gate.handler(orders)
+        return gate.on_thread(orders)
 
     return harbor.batch_job(row=Order, **options)(price)
 
@@ -101,9 +90,7 @@ def held_by(harbor: Harbor, gate: ThreadGate, **options: Any) -> Any:
     ],
     indirect=["driver"],
 )
-async def test_thousands_of_jobs_go_into_a_handful_of_calls(
-    harbor: Harbor, here: Stage, with_results: bool
-) -> None:
+async def test_thousands_of_jobs_go_into_few_calls(harbor: Harbor, here: Stage, with_results: bool) -> None:
     seen: list[pa.Table] = []
 
     @harbor.batch_job(row=Order, size=2000)
@@ -128,10 +115,10 @@ async def test_each_row_is_settled_by_its_own_outcome(harbor: Harbor, here: Stag
         (None, JobState.DONE, 0),
         ({"price": 3}, JobState.DONE, 0),
         (ValueError("no such order"), JobState.SCHEDULED, 1),
-        (Unrecoverable("never"), JobState.DEAD, 1),
-        (Retry("busy", delay=3600), JobState.SCHEDULED, 1),
-        (Cancel("not wanted"), JobState.CANCELLED, 0),
-        (Snooze(timedelta(hours=1)), JobState.SCHEDULED, 0),
+        (signals.Unrecoverable("never"), JobState.DEAD, 1),
+        (signals.Retry("busy", delay=3600), JobState.SCHEDULED, 1),
+        (signals.Cancel("not wanted"), JobState.CANCELLED, 0),
+        (signals.Snooze(timedelta(hours=1)), JobState.SCHEDULED, 0),
     ]
 
     @harbor.batch_job(row=Order, max_attempts=2, backoff=(60, 60))
@@ -146,9 +133,7 @@ async def test_each_row_is_settled_by_its_own_outcome(harbor: Harbor, here: Stag
     assert (jobs[2].last_error or "").startswith("ValueError: no such order")
 
 
-async def test_failed_rows_are_retried_without_the_others_until_their_attempts_are_used_up(
-    harbor: Harbor, here: Stage
-) -> None:
+async def test_failed_rows_are_retried_alone_until_no_attempt_is_left(harbor: Harbor, here: Stage) -> None:
     calls: list[list[tuple[int, int]]] = []
 
     @harbor.batch_job(row=Order, max_attempts=3, retry=AT_ONCE, job_columns=["job_id", "attempt"])
@@ -164,27 +149,39 @@ async def test_failed_rows_are_retried_without_the_others_until_their_attempts_a
     assert await here.outcomes(handles[1].id) == [Outcome.DONE]
 
 
-@pytest.mark.parametrize("returned", [RuntimeError("not loaded"), [1], {"a": 1}, "done", 5])
-async def test_a_call_that_raises_or_returns_what_does_not_match_fails_all_of_its_rows(
-    returned: Any, harbor: Harbor, here: Stage
+MISMATCH = "OutcomesMismatch: the handler returned"
+TOO_LONG = "JobTimeout: the batch took longer than its timeout of 0.05 s"
+
+
+@pytest.mark.parametrize(
+    ("returned", "error"),
+    [
+        (RuntimeError("not loaded"), "RuntimeError: not loaded"),
+        *(([1], MISMATCH), ({"a": 1}, MISMATCH), ("done", MISMATCH), (5, MISMATCH)),
+        (never, TOO_LONG),
+    ],
+)
+async def test_a_call_that_fails_fails_all_of_its_rows(
+    returned: Any, error: str, harbor: Harbor, here: Stage
 ) -> None:
-    @harbor.batch_job(max_attempts=1)
+    @harbor.batch_job(max_attempts=1, timeout=PATIENCE)
     async def price(orders: pa.Table) -> Any:
+        if returned is never:
+            await never()
         if isinstance(returned, Exception):
             raise returned
         return returned
 
     handles = await price.enqueue_many_async([{"number": n} for n in range(3)])
+    if returned is never:
+        # The shortest timeout of its rows counts.
+        handles.append(await price.options(timeout=0.05).enqueue_async(number=3))
     await drain(harbor)
     for handle in handles:
         job = await here.get(handle.id)
-        error = job.last_error or ""
         assert (job.state, job.attempts) == (JobState.DEAD, 1)
-        if isinstance(returned, Exception):
-            assert error.startswith("RuntimeError: not loaded")
-            assert "test_batch_jobs.py" in error
-        else:
-            assert error.startswith("OutcomesMismatch: the handler returned")
+        assert (job.last_error or "").startswith(error)
+        assert ("test_batch_jobs.py" in (job.last_error or "")) is isinstance(returned, Exception)
 
 
 async def test_a_payload_that_does_not_fit_fails_alone(harbor: Harbor, here: Stage) -> None:
@@ -207,9 +204,7 @@ async def test_a_payload_that_does_not_fit_fails_alone(harbor: Harbor, here: Sta
         assert (job.last_error or "").startswith("PayloadInvalid: the payload does not fit"), job.last_error
 
 
-async def test_without_a_row_type_the_fields_are_taken_as_they_come_and_the_odd_one_out_fails(
-    harbor: Harbor, here: Stage
-) -> None:
+async def test_without_a_row_type_any_fields_are_taken_and_odd_ones_fail(harbor: Harbor, here: Stage) -> None:
     seen: list[dict[str, Any]] = []
 
     @harbor.batch_job
@@ -225,9 +220,7 @@ async def test_without_a_row_type_the_fields_are_taken_as_they_come_and_the_odd_
     assert {"a": 2, "b": [1]} in seen
 
 
-async def test_row_types_may_be_dataclasses_and_typed_dicts_and_columns_have_their_types(
-    harbor: Harbor,
-) -> None:
+async def test_row_types_are_dataclasses_or_typed_dicts_and_columns_have_types(harbor: Harbor) -> None:
     @dataclass
     class Reading:
         at: datetime
@@ -285,7 +278,7 @@ async def test_batch_and_single_jobs_of_one_app_run_in_one_worker(harbor: Harbor
 
 
 async def test_a_batch_that_runs_longer_than_its_lease_keeps_it(harbor: Harbor, here: Stage) -> None:
-    gate = ThreadGate()
+    gate = Gate()
     handles = await held_by(harbor, gate).enqueue_many_async([(number,) for number in range(500)])
     ends = (handles[0], handles[-1])
     async with running(worker_of(harbor, lease=1.0)):
@@ -304,53 +297,41 @@ async def test_a_batch_that_runs_longer_than_its_lease_keeps_it(harbor: Harbor, 
     assert await here.outcomes(handles[3].id) == [Outcome.DONE]
 
 
-async def test_rows_whose_lease_was_lost_are_not_written_and_the_others_are(
-    harbor: Harbor, here: Stage
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_lost_rows_are_not_written_and_a_lost_call_is_cancelled(
+    lost: int, harbor: Harbor, here: Stage
 ) -> None:
-    gate = ThreadGate(["late", "late"])
-    handles = await held_by(harbor, gate).enqueue_many_async([(1,), (2,)])
-    worker = worker_of(harbor, lease=60.0, heartbeat=0.02, max_jobs=2)
-    task = asyncio.ensure_future(worker.run_async())
-    await gate.began()
-    await here.pause()
-    assert await here.take_away(handles[0].id, limit=1) == 1
-    await eventually(lambda: any(hold.lost for hold in list(worker._engines[0].assignment.holds)))
-    gate.go_on.set()
-    await finish(task)
-    outcomes = [await here.outcomes(handle.id) for handle in handles]
-    assert sorted(outcomes) == [[Outcome.DONE], [Outcome.EXPIRED]]
-    lost = await here.get(handles[outcomes.index([Outcome.EXPIRED])].id)
-    assert (lost.state, lost.result, lost.stalls) == (JobState.READY, None, 1)
-
-
-async def test_a_batch_with_no_lease_left_is_cancelled_and_nothing_is_written(
-    harbor: Harbor, here: Stage
-) -> None:
-    began, reasons = asyncio.Event(), []
+    began, go_on, reasons = asyncio.Event(), asyncio.Event(), []
 
     @harbor.batch_job(row=Order)
-    async def price(orders: pa.Table) -> None:
+    async def price(orders: pa.Table) -> list[str]:
         began.set()
         try:
-            await never()
-        finally:
+            await go_on.wait()
+        except asyncio.CancelledError:
             reasons.append(current_batch().stop_reason)
+            raise
+        return ["late", "late"]
 
     handles = await price.enqueue_many_async([(1,), (2,)])
-    task = asyncio.ensure_future(worker_of(harbor, lease=60.0, heartbeat=0.02, max_jobs=2).run_async())
+    worker = worker_of(harbor, lease=60.0, heartbeat=0.02, max_jobs=2)
+    task = asyncio.ensure_future(worker.run_async())
     await began.wait()
     await here.pause()
-    assert await here.take_away(handles[0].id) == 2
+    assert await here.take_away(handles[0].id, limit=lost) == lost
+    if lost == 1:
+        await eventually(lambda: any(hold.lost for hold in list(worker._engines[0].assignment.holds)))
+        go_on.set()
     await finish(task)
-    assert reasons == ["lease lost"]
-    for handle in handles:
-        assert await here.outcomes(handle.id) == [Outcome.EXPIRED]
+    assert reasons == (["lease lost"] if lost == 2 else [])
+    outcomes = {handle.id: await here.outcomes(handle.id) for handle in handles}
+    assert sorted(outcomes.values()) == [[Outcome.DONE]] * (2 - lost) + [[Outcome.EXPIRED]] * lost
+    for job in [await here.get(job_id) for job_id in outcomes if outcomes[job_id] == [Outcome.EXPIRED]]:
+        assert (job.state, job.result, job.stalls) == (JobState.READY, None, 1)
 
 
-async def test_a_graceful_stop_finishes_the_call_and_gives_back_what_waits(
-    harbor: Harbor, here: Stage
-) -> None:
-    gate = ThreadGate()
+async def test_a_graceful_stop_ends_the_call_and_gives_back_what_waits(harbor: Harbor, here: Stage) -> None:
+    gate = Gate()
     price = held_by(harbor, gate, size=3)
     handles = await price.enqueue_many_async([(number,) for number in range(2)])
     worker = worker_of(harbor)
@@ -392,22 +373,8 @@ async def test_a_stop_at_once_gives_all_rows_back(kind: str, harbor: Harbor, her
         assert await here.outcomes(handle.id) == [Outcome.RELEASED]
 
 
-async def test_the_shortest_timeout_in_a_batch_ends_the_call(harbor: Harbor, here: Stage) -> None:
-    @harbor.batch_job(row=Order, timeout=0.05, max_attempts=1)
-    async def price(orders: pa.Table) -> None:
-        await never()
-
-    handle = await price.enqueue_async(1)
-    await drain(harbor)
-    job = await here.get(handle.id)
-    assert job.state is JobState.DEAD
-    assert (job.last_error or "").startswith("JobTimeout: the batch took longer than its timeout of 0.05 s")
-
-
-async def test_a_row_cancelled_while_it_waits_never_runs_and_one_that_runs_is_not_retried(
-    harbor: Harbor, here: Stage
-) -> None:
-    gate = ThreadGate([OSError("again, please")])
+async def test_a_cancelled_row_that_waits_never_runs_nor_is_one_retried(harbor: Harbor, here: Stage) -> None:
+    gate = Gate([OSError("again, please")])
     price = held_by(harbor, gate, size=2, retry=AT_ONCE)
     runs = await price.enqueue_async(1)
     async with running(worker_of(harbor, lease=60.0, heartbeat=0.02)):

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from taskharbor.drivers.contract import Woken
-from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import InvalidRequest
 from taskharbor.worker import Worker
 from taskharbor.worker.health import HealthServer, is_loopback, parse_address
-
-
-class WaitingDriver(MemoryDriver):
-    """Tells when a worker serves."""
-
-    serves = threading.Event()
-
-    async def wait(self, *args: Any, **kwargs: Any) -> Woken:
-        self.serves.set()
-        return await super().wait(*args, **kwargs)
+from worker.stage import eventually, running
 
 
 @pytest.fixture
 def worker() -> Worker:
-    return Worker(WaitingDriver(), name="w")
+    return Worker("memory://", name="w")
 
 
 @pytest.fixture
@@ -51,28 +39,21 @@ def ask(server: HealthServer, method: str, path: str) -> tuple[int, dict[str, st
         connection.close()
 
 
-def test_a_worker_is_alive_becomes_ready_and_says_nothing_of_its_store(
-    server: HealthServer, worker: Worker
-) -> None:
+async def test_a_worker_is_alive_then_ready_and_hides_its_store(server: HealthServer, worker: Worker) -> None:
     status, headers, document = ask(server, "GET", "/health")
     assert (status, document["status"]) == (200, "alive")
     assert headers["Content-Type"] == "application/json"
     assert headers["Server"] == "taskharbor"
     status, _, document = ask(server, "GET", "/ready?probe=1")
     assert (status, document["status"], document["held"]) == (503, "not ready", 0)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        assert WaitingDriver.serves.wait(10)
+    async with running(worker):
+        await eventually(lambda: bool(worker.snapshot()["serving"]))
         status, _, document = ask(server, "GET", "/ready")
         assert (status, document["worker"]) == (200, "w")
         assert "url" not in json.dumps(document)
         status, headers, document = ask(server, "HEAD", "/ready")
         assert (status, document) == (200, None)
         assert int(headers["Content-Length"]) > 0
-    finally:
-        worker.stop()
-        thread.join(10)
 
 
 def test_other_methods_and_paths_are_refused(server: HealthServer) -> None:

@@ -1,8 +1,12 @@
 """Leases: kept while a handler works, whatever it does to its event loop; and what happens when one is lost."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,21 +19,10 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import JobError
 from taskharbor.jobs import SECOND, Lease, Micros
-from worker.stage import (
-    EVERYTHING,
-    PATIENCE,
-    Gate,
-    Stage,
-    Trouble,
-    eventually,
-    logged,
-    never,
-    running,
-    stage,
-)
+from worker.stage import EVERYTHING, Gate, Stage, Trouble, eventually, finish, logged, running, stage
 
 
-async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(tmp_path: Any) -> None:
+async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(tmp_path: Path) -> None:
     runs: list[int] = []
 
     async def blocks(job: Job) -> None:
@@ -46,12 +39,52 @@ async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(t
         assert present(attempt.lease_expires_at_us) > attempt.ended_at_us
 
 
+STUCK = """
+import sys, threading
+from taskharbor import Worker
+
+def stuck(job):
+    print("began", job.fence, flush=True)
+    threading.Event().wait()
+
+worker = Worker(sys.argv[1], name="doomed", lease=1.0)
+worker.register("work", stuck)
+worker.run()
+"""
+
+
+async def test_a_killed_workers_job_runs_again_within_a_second_of_its_leases_end(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+
+    async def survives(job: Job) -> str:
+        return f"fence {job.fence}"
+
+    async with stage(connect(url)) as here:
+        job_id = await here.enqueue()
+        with subprocess.Popen(
+            [sys.executable, "-c", STUCK, url], stdout=subprocess.PIPE, text=True
+        ) as doomed:
+            try:
+                assert await finish(asyncio.to_thread(present(doomed.stdout).readline)) == "began 1\n"
+            finally:
+                doomed.kill()
+        async with running(here.worker(survives, lease=1.0)):
+            record = await here.ended(job_id)
+        assert (record.state, record.result) == (JobState.DONE, b'"fence 2"')
+        assert (record.stalls, record.attempts) == (1, 0)
+        first, second = await here.log(job_id)
+        assert (first.outcome, second.outcome) == (Outcome.EXPIRED, Outcome.DONE)
+        assert first.worker == "doomed"
+        late = present(second.reserved_at_us) - present(first.lease_expires_at_us)
+        assert 0 <= late < SECOND
+
+
 async def test_a_lost_lease_cancels_the_handler_and_nothing_is_written_for_it(here: Stage) -> None:
     gate = Gate()
     job_id = await here.enqueue()
-    worker = here.worker(gate.handler, lease=60.0, heartbeat=0.02)
+    worker = here.worker(gate.on_loop, lease=60.0, heartbeat=0.02)
     async with running(worker):
-        await gate.began.wait()
+        await gate.began()
         await here.pause()
         assert await here.take_away(job_id) == 1
         await eventually(lambda: worker.snapshot()["held"] == 0)
@@ -65,14 +98,13 @@ async def test_a_lost_lease_cancels_the_handler_and_nothing_is_written_for_it(he
 @pytest.mark.parametrize("how", ["returns", "raises"])
 async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
     """Not even where it finds out by settling: the handler does not stop, and its worker's heart stands still."""
-    began, go_on = asyncio.Event(), asyncio.Event()
+    gate = Gate("from a worker of the past")
 
     async def stale(job: Job) -> str:
-        began.set()
-        await go_on.wait()
+        result: str = await gate.on_loop(job)
         if how == "raises":
-            raise ValueError("from a worker of the past")
-        return "from a worker of the past"
+            raise ValueError(result)
+        return result
 
     async def fresh(job: Job) -> str:
         return f"fence {job.fence}"
@@ -80,7 +112,7 @@ async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
     job_id = await here.enqueue()
     old = here.worker(stale, lease=60.0)
     async with running(old):
-        await began.wait()
+        await gate.began()
         await here.pause()
         assert await here.take_away(job_id) == 1
         # Before the queue goes on, or the old worker claims the job again.
@@ -88,7 +120,7 @@ async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
         await here.resume()
         await here.drain(fresh)
         before = (await here.get(job_id), await here.log(job_id))
-        go_on.set()
+        gate.go_on.set()
         with logged() as told:
             await eventually(lambda: old.snapshot()["held"] == 0)
             assert told.count("could not be settled") == 1 if how == "raises" else True
@@ -98,30 +130,20 @@ async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
 
 @pytest.mark.parametrize("kind", ["loop", "thread", "stubborn"])
 async def test_a_cancel_request_reaches_the_handler(kind: str, here: Stage) -> None:
-    began = threading.Event()
-    reasons: list[str | None] = []
+    gate = Gate()
 
-    def on_thread(job: Job) -> None:
-        began.set()
-        assert job.wait_for_stop(PATIENCE)
-        reasons.append(job.stop_reason)
-
-    async def on_loop(job: Job) -> str:
-        began.set()
-        try:
-            await never()
-        except asyncio.CancelledError:
-            reasons.append(job.stop_reason)
-            if kind == "loop":
-                raise
+    async def stubborn(job: Job) -> str:
+        with suppress(asyncio.CancelledError):
+            await gate.on_loop(job)
         return "too late to stop"
 
+    handlers = {"loop": gate.on_loop, "thread": gate.until_stopped, "stubborn": stubborn}
     job_id = await here.enqueue()
-    async with running(here.worker(on_thread if kind == "thread" else on_loop, heartbeat=0.02)):
-        await eventually(began.is_set)
+    async with running(here.worker(handlers[kind], heartbeat=0.02)):
+        await gate.began()
         assert await here.client.cancel(job_id) is JobState.INFLIGHT
         record = await here.ended(job_id)
-    assert reasons == ["cancelled"]
+    assert gate.reasons == ["cancelled"]
     # A handler that finishes all the same is done.
     expected = Outcome.DONE if kind == "stubborn" else Outcome.CANCELLED
     assert await here.outcomes(job_id) == [expected]
@@ -136,13 +158,13 @@ async def test_progress_is_sent_once_and_seen_by_others_while_the_job_runs() -> 
             sent.extend(extension.progress for extension in extensions)
             return await super().extend_lease(extensions, **options)
 
-    go_on, finish = asyncio.Event(), asyncio.Event()
+    go_on, may_end = asyncio.Event(), asyncio.Event()
 
     async def handler(job: Job) -> None:
         job.progress({"done": 1})
         await go_on.wait()
         job.progress({"done": 2})
-        await finish.wait()
+        await may_end.wait()
 
     async with stage(Recording()) as here:
         job_id = await here.enqueue()
@@ -151,7 +173,7 @@ async def test_progress_is_sent_once_and_seen_by_others_while_the_job_runs() -> 
             go_on.set()
             await here.until(job_id, lambda job: job.progress == b'{"done":2}')
             await eventually(lambda: sent[-2:] == [None, None])
-            finish.set()
+            may_end.set()
             assert (await here.ended(job_id)).progress is None
     assert [report for report in sent if report is not None] == [b'{"done":1}', b'{"done":2}']
 
@@ -222,22 +244,18 @@ async def test_settling_uses_the_latest_token(is_slow: bool) -> None:
 
 
 async def test_an_outage_longer_than_the_lease_cancels_the_handler(troubled: Stage, trouble: Trouble) -> None:
-    began, cancelled = asyncio.Event(), asyncio.Event()
+    gate = Gate()
 
     async def handler(job: Job) -> str:
-        began.set()
-        if job.fence > 1:
-            return "second"
-        try:
-            await never()
-        finally:
-            cancelled.set()
+        if job.fence == 1:
+            await gate.on_loop(job)
+        return "second"
 
     job_id = await troubled.enqueue()
     async with running(troubled.worker(handler, lease=1.0)):
-        await began.wait()
+        await gate.began()
         trouble.before = set(EVERYTHING)
-        await cancelled.wait()
+        await eventually(lambda: gate.reasons == ["lease lost"])
         lost = await troubled.get(job_id)
         assert present(lost.expires_at_us) <= await troubled.client.now()
         trouble.before = set()
@@ -248,8 +266,8 @@ async def test_an_outage_longer_than_the_lease_cancels_the_handler(troubled: Sta
 async def test_a_heartbeat_that_hangs_is_asked_again(troubled: Stage, trouble: Trouble) -> None:
     gate = Gate()
     job_id = await troubled.enqueue()
-    async with running(troubled.worker(gate.handler, lease=20.0, heartbeat=0.05)):
-        await gate.began.wait()
+    async with running(troubled.worker(gate.on_loop, lease=20.0, heartbeat=0.05)):
+        await gate.began()
         trouble.hang.add("extend_lease")
         await eventually(lambda: trouble.hanging >= 2)
         trouble.hang.clear()

@@ -1,14 +1,12 @@
 """A worker's life: how it starts, how often, where, and when it ends by itself."""
 
 import asyncio
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from taskharbor import InvalidRequest, Job, JobState, Outcome, Worker
-from taskharbor.clock import FakeClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import TaskHarborError
@@ -37,9 +35,9 @@ def test_a_worker_can_be_run_again_and_on_one_loop_after_another(tmp_path: Path)
 async def test_a_worker_runs_once_at_a_time_and_drains_without_serving(here: Stage) -> None:
     gate = Gate()
     await here.enqueue()
-    worker = here.worker(gate.handler)
+    worker = here.worker(gate.on_loop)
     async with running(worker):
-        await gate.began.wait()
+        await gate.began()
         with pytest.raises(RuntimeError, match="running already"):
             await worker.run_async()
         assert worker.snapshot()["serving"]
@@ -64,8 +62,8 @@ async def test_a_stop_before_the_start_takes_no_job_and_holds_for_one_run(here: 
 async def test_max_jobs_takes_so_many_and_waits_for_the_last_however_long_it_takes(here: Stage) -> None:
     gate = Gate()
     ids = await here.enqueue_many(7)
-    task = asyncio.ensure_future(here.worker(gate.handler, max_jobs=5, grace=0.0).run_async())
-    await gate.began.wait()
+    task = asyncio.ensure_future(here.worker(gate.on_loop, max_jobs=5, grace=0.0).run_async())
+    await gate.began()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(task), 0.1)
     gate.go_on.set()
@@ -100,9 +98,9 @@ async def test_until_empty_serves_what_its_jobs_enqueue_and_leaves_what_is_not_f
 async def test_until_empty_waits_for_what_another_worker_holds(here: Stage) -> None:
     gate = Gate()
     job_id = await here.enqueue()
-    other = here.worker(gate.handler)
+    other = here.worker(gate.on_loop)
     async with running(other):
-        await gate.began.wait()
+        await gate.began()
         task = asyncio.ensure_future(here.drain(nothing))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(task), 0.2)
@@ -133,28 +131,16 @@ async def test_queues_are_served_in_turn_and_a_backlog_starves_none(here: Stage)
 
 async def test_slow_jobs_are_not_hoarded(here: Stage) -> None:
     gates = [Gate(), Gate()]
-    one, two = (here.worker(gate.handler, concurrency=2) for gate in gates)
+    one, two = (here.worker(gate.on_loop, concurrency=2) for gate in gates)
     await here.enqueue_many(10)
     async with running(one):
         await eventually(lambda: one.snapshot()["held"] == 2)
         async with running(two):
-            await gates[1].began.wait()
+            await gates[1].began()
             await eventually(lambda: two.snapshot()["held"] == 2)
             assert one.snapshot()["held"] == 2
             for gate in gates:
                 gate.go_on.set()
-
-
-async def test_a_given_clock_is_the_only_one() -> None:
-    clock = FakeClock()
-    async with stage(MemoryDriver(clock=clock), clock) as here:
-        job_id = await here.enqueue(delay=3600)
-        await here.drain(nothing, clock=clock)
-        assert await here.state(job_id) is JobState.SCHEDULED
-        clock.advance(3600)
-        await here.drain(nothing, clock=clock)
-        (attempt,) = await here.log(job_id)
-        assert attempt.ended_at_us == attempt.reserved_at_us == clock.now()
 
 
 # -- when something breaks ------------------------------------------------------------------------------------------
@@ -169,44 +155,30 @@ async def broken(*args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("operation", ["reserve", "settle", "extend_lease"])
-async def test_a_driver_that_breaks_ends_the_worker_with_its_error(operation: str) -> None:
-    driver = MemoryDriver()
+@pytest.mark.parametrize(
+    ("operation", "max_jobs"), [("reserve", None), ("settle", None), ("extend_lease", None), ("settle", 1)]
+)
+async def test_a_driver_that_breaks_ends_the_worker_by_its_bug(operation: str, max_jobs: int | None) -> None:
+    driver, go_on = MemoryDriver(), asyncio.Event()
 
     async def handler(job: Job) -> None:
-        if operation == "extend_lease":
-            await asyncio.Event().wait()
+        await go_on.wait()
 
     async with stage(driver.clone()) as here:
         await here.enqueue()
         # With all the time in the world: what broke cannot be waited for.
-        worker = Worker(driver, heartbeat=0.02, grace=100 * PATIENCE)
+        worker = Worker(driver, heartbeat=0.02, grace=100 * PATIENCE, max_jobs=max_jobs)
         worker.register("work", handler)
         setattr(driver, operation, broken)
-        with pytest.raises(Bug):
-            await finish(worker.run_async())
-
-
-@pytest.mark.usefixtures("impatient")
-async def test_a_loop_that_breaks_while_the_last_job_is_waited_for_ends_the_worker() -> None:
-    driver = MemoryDriver()
-    fetched = threading.Event()
-
-    async def handler(job: Job) -> None:
-        await eventually(fetched.is_set)
-
-    async with stage(driver.clone()) as here:
-        await here.enqueue()
-        worker = Worker(driver, max_jobs=1, grace=100 * PATIENCE)
-        worker.register("work", handler)
-        driver.settle = broken  # type: ignore[method-assign]
         task = asyncio.ensure_future(worker.run_async())
-        await eventually(lambda: worker.snapshot()["held"] == 1)
-        # By then the fetch is over and the engine waits for the job, without a limit: a break must end that wait.
-        for _ in range(20):
-            turn = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), worker._engines[0]._loop)
-            await asyncio.wrap_future(turn)
-        fetched.set()
+        if max_jobs is not None:
+            await eventually(lambda: worker.snapshot()["held"] == 1)
+            # By then the fetch is over and the engine waits for the job, without a limit: a break must end that wait.
+            for _ in range(20):
+                turn = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), worker._engines[0]._loop)
+                await asyncio.wrap_future(turn)
+        if operation == "settle":
+            go_on.set()
         with pytest.raises(Bug):
             await finish(task)
 

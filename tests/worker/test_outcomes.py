@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import pytest
 
 import taskharbor.signals as signals
 from records import present
-from taskharbor import FixedDelays, Harbor, Job, JobState, Outcome, QueueSettings
-from taskharbor.jobs import LATEST, MAX_RESULT_BYTES, SECOND
-from worker.stage import PATIENCE, Stage, eventually, never, running
+from taskharbor import FixedDelays, Harbor, Job, JobState, Outcome
+from taskharbor.jobs import LATEST, MAX_RESULT_BYTES
+from worker.stage import PATIENCE, Gate, Stage, eventually, never, running
 
 
 class Abort(BaseException):
@@ -56,7 +55,8 @@ async def test_how_a_handler_ends_decides_and_never_harms_the_worker(here: Stage
     async def on_loop(job: Job) -> Any:
         return on_thread(job)
 
-    ids = await here.enqueue_many(len(OUTCOMES), max_attempts=1)
+    ids = await here.enqueue_many(len(OUTCOMES), max_attempts=1, timeout=PATIENCE)
+    unknown = await here.enqueue("unheard of")
     await here.drain(on_loop if way == "loop" else on_thread)
     for job_id, (_, outcome, state, attempts, error) in zip(ids, OUTCOMES, strict=True):
         record = await here.get(job_id)
@@ -65,15 +65,9 @@ async def test_how_a_handler_ends_decides_and_never_harms_the_worker(here: Stage
         (attempt,) = await here.log(record.id)
         assert attempt.outcome is outcome
         assert attempt.error_type == (error and error.partition(":")[0])
-
-
-async def test_a_failure_is_retried_within_the_jobs_backoff(here: Stage) -> None:
-    job_id = await here.enqueue(backoff=(300, 3000))
-    await here.drain(raising(ValueError))
-    record = await here.get(job_id)
-    assert (record.state, record.attempts, record.stalls) == (JobState.SCHEDULED, 1, 0)
-    assert "Traceback" in present(record.last_error)
-    assert 0.9 * 300 * SECOND <= record.run_at_us - present(record.failed_at_us) <= 1.1 * 300 * SECOND
+    record = await here.get(unknown)
+    assert (record.state, record.attempts) == (JobState.DEAD, 0)
+    assert record.last_error == "HandlerMissing: no handler for type 'unheard of'"
 
 
 async def test_retry_by_the_handlers_own_delay_and_policy_until_attempts_are_spent(here: Stage) -> None:
@@ -91,17 +85,6 @@ async def test_retry_by_the_handlers_own_delay_and_policy_until_attempts_are_spe
     assert await here.outcomes(job_id) == [Outcome.RETRIED] * 3 + [Outcome.DEAD]
     assert [attempt.fence for attempt in await here.log(job_id)] == [1, 2, 3, 4]
     assert worker.outcomes == {Outcome.RETRIED: 3, Outcome.DEAD: 1}
-
-
-async def test_no_handler_is_dead_with_that_reason_and_the_failure_queue_hears_of_it(here: Stage) -> None:
-    await here.client.configure("default", QueueSettings(failure_queue="failures"))
-    job_id = await here.enqueue("unheard of")
-    await here.drain(lambda job: None)
-    record = await here.get(job_id)
-    assert (record.state, record.attempts) == (JobState.DEAD, 0)
-    assert record.last_error == "HandlerMissing: no handler for type 'unheard of'"
-    (stats,) = await here.client.stats("failures")
-    assert stats.counts[JobState.READY] == 1
 
 
 def test_what_no_backend_stores_and_invalid_payloads_spoil_nothing(tmp_path: Path) -> None:
@@ -145,37 +128,24 @@ async def test_an_async_handler_is_cancelled_by_its_timeout_and_retried_as_usual
 
 
 @pytest.mark.parametrize("is_stopped_as_well", [False, True])
-async def test_a_thread_keeps_its_lease_until_it_ends_and_then_has_timed_out(
-    here: Stage, is_stopped_as_well: bool
-) -> None:
-    told, go_on = threading.Event(), threading.Event()
-    reasons: list[str | None] = []
+async def test_a_thread_keeps_its_lease_until_it_ends_too_late(here: Stage, is_stopped_as_well: bool) -> None:
+    gate = Gate("too late")
 
-    def handler(job: Job) -> str:
-        job.wait_for_stop(PATIENCE)
-        reasons.append(job.stop_reason)
-        told.set()
-        go_on.wait(PATIENCE)
-        return "too late"
+    def handler(job: Job) -> Any:
+        gate.until_stopped(job)
+        return gate.on_thread(job)
 
     job_id = await here.enqueue(timeout=0.05, max_attempts=1)
     worker = here.worker(handler, heartbeat=0.02)
     async with running(worker):
-        await eventually(told.is_set)
+        await eventually(lambda: gate.reasons == ["timeout"])
         first = present((await here.get(job_id)).expires_at_us)
         await here.until(job_id, lambda job: present(job.expires_at_us) > first)
         if is_stopped_as_well:
             (hold,) = worker._engines[0].assignment.holds
             worker.stop(now=True)
             await eventually(lambda: hold.task is None or hold.task.cancelling() >= 2)
-        go_on.set()
+        gate.go_on.set()
         record = await here.ended(job_id)
     assert (record.state, record.attempts, record.stalls) == (JobState.DEAD, 1, 0)
     assert present(record.last_error).startswith("JobTimeout")
-    assert reasons == ["timeout"]
-
-
-async def test_a_thread_that_ends_in_time_is_done(here: Stage) -> None:
-    job_id = await here.enqueue(timeout=PATIENCE)
-    await here.drain(lambda job: str(job.timeout))
-    assert (await here.get(job_id)).state is JobState.DONE

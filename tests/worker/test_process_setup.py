@@ -7,7 +7,6 @@ import gc
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -22,9 +21,7 @@ BOTH = (signal.SIGINT, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("chosen", [None, (50_000, 20, 30)], ids=["python's", "the program's"])
-def test_a_worker_sets_python_up_for_its_process_and_puts_it_back(
-    chosen: tuple[int, int, int] | None,
-) -> None:
+def test_a_worker_sets_python_up_for_itself_and_puts_it_back(chosen: tuple[int, int, int] | None) -> None:
     harbor = Harbor("memory://")
     seen: list[tuple[float, tuple[int, int, int], int]] = []
 
@@ -67,9 +64,7 @@ def to_the_process(number: int) -> None:
 
 @posix
 @pytest.mark.parametrize("send", [to_another_thread, to_the_process])
-def test_a_signal_is_heard_once_and_what_was_there_before_is_there_afterwards(
-    send: Callable[[int], None],
-) -> None:
+def test_a_signal_is_heard_once_and_earlier_settings_come_back(send: Callable[[int], None]) -> None:
     heard: queue.Queue[int] = queue.Queue()
     before, threads = [signal.getsignal(number) for number in BOTH], threading.active_count()
     with interrupts(heard.put):
@@ -105,31 +100,3 @@ async def test_outside_of_the_main_thread_nothing_happens() -> None:
             assert signal.getsignal(signal.SIGTERM) == before
 
     await asyncio.to_thread(elsewhere)
-
-
-IDLE = """
-import logging, signal, sys, threading
-from taskharbor import Harbor
-
-class Misled(threading.Thread):
-    def run(self):
-        sys.stdin.readline()
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-
-logging.basicConfig(level="INFO", stream=sys.stdout)
-Misled(daemon=True).start()
-Harbor("memory://").worker(name="idle").run()
-"""
-
-
-@posix
-def test_an_idle_worker_stops_by_a_signal_that_another_thread_received() -> None:
-    command = [sys.executable, "-c", IDLE]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert any("serves" in line for line in process.stdout)
-            process.communicate("now\n", timeout=60)
-            assert process.returncode == 0
-        finally:
-            process.kill()

@@ -70,25 +70,38 @@ def last_error(handle: JobHandle[Any]) -> str:
 
 
 def test_handlers_run_on_the_main_thread_of_one_process_that_is_kept(harbor: Harbor) -> None:
+    seen: list[tuple[int, Any]] = []
+
+    async def layer(job: Job, call_next: Any) -> Any:
+        seen.append((os.getpid(), await call_next(job)))
+        return seen[-1][1]
+
+    harbor.middleware.append(layer)
+    nested = {"when": [1, None, {"deep": True}], "big": 2**60}
     handles: list[JobHandle[Any]] = [
         isolated.add.enqueue(1, b=2),
         isolated.add_async.enqueue(3),
         isolated.declared_elsewhere.enqueue(21),
         isolated.add.options(codec="msgpack").enqueue(5),
         isolated.add.options(codec="rot13").enqueue(6),
-        # Larger than any socket's buffer.
-        isolated.large_payload.enqueue("x" * 1_000_000),
-        isolated.odd_result.enqueue("nested"),
+        isolated.echo.enqueue(nested),
     ]
-    not_kept = [isolated.odd_result.enqueue(kind) for kind in ("large", "object")]
+    raw = harbor.enqueue("raw", [1, 2])
+    # A payload that is larger than any socket's buffer, and results that are too large or have no form.
+    not_kept = [isolated.echo.enqueue("x" * 1_000_000), isolated.without_form.enqueue()]
     callers = [isolated.who.enqueue() for _ in range(2)]
     async_callers = [isolated.who_async.enqueue() for _ in range(2)]
     invalid = harbor.enqueue("add", {"a": "one"})
+    worker = harbor.worker(until_empty=True, concurrency=1)
+    worker.register("raw", isolated.takes_job, isolation="process")
     with logged() as told:
-        drain()
-    nested = {"when": [1, None, {"deep": True}], "big": 2**60}
-    assert [handle.result(PATIENCE) for handle in handles] == [3, 4, 42, 6, 7, 1_000_000, nested]
-    # A result that is too large, or has no form, is no reason to do the work again.
+        worker.run()
+    results = [3, 4, 42, 6, 7, nested]
+    assert [handle.result(PATIENCE) for handle in handles] == results
+    # Middleware runs here and sees plain results.
+    assert seen[:6] == [(os.getpid(), result) for result in results]
+    assert raw.result(PATIENCE) == [raw.id, "[1,2]", "raw"]
+    # That a result cannot be kept is no reason to do the work again.
     assert [(one.state(), one.result(PATIENCE)) for one in not_kept] == [(JobState.DONE, None)] * 2
     assert told.count("is not kept") == 2
     assert last_error(invalid).startswith("PayloadInvalid")
@@ -104,17 +117,7 @@ def test_handlers_run_on_the_main_thread_of_one_process_that_is_kept(harbor: Har
     assert not is_alive(pid)
 
 
-def test_a_handler_that_takes_the_job() -> None:
-    driver = MemoryDriver()
-    harbor = Harbor(driver)
-    handle = harbor.enqueue("raw", [1, 2])
-    worker = Worker(driver, until_empty=True)
-    worker.register("raw", isolated.takes_job, isolation="process")
-    worker.run()
-    assert handle.result(PATIENCE) == [handle.id, "[1,2]", "raw"]
-
-
-def test_an_error_keeps_its_type_message_and_traceback(harbor: Harbor) -> None:
+def test_an_error_keeps_its_type_message_and_traceback_and_a_signal_its_times(harbor: Harbor) -> None:
     kinds = {
         "custom": "Custom: of our own",
         "exit": "SystemExit: 7",
@@ -124,6 +127,9 @@ def test_an_error_keeps_its_type_message_and_traceback(harbor: Harbor) -> None:
     }
     cases = [(name, kind) for name in ("fail", "fail_async") for kind in kinds]
     handles = [harbor.enqueue(name, {"kind": kind}) for name, kind in cases]
+    retry, snooze, discard, declined = (
+        isolated.fail.enqueue(kind) for kind in ("retry", "snooze", "discard", "unrecoverable")
+    )
     drain()
     for (name, kind), handle in zip(cases, handles, strict=True):
         assert handle.state() is JobState.DEAD, kind
@@ -132,13 +138,6 @@ def test_an_error_keeps_its_type_message_and_traceback(harbor: Harbor) -> None:
         if (name, kind) != ("fail_async", "stop"):  # Python makes that a RuntimeError where we await it.
             assert "isolated.py" in "\n".join(trace), kind
         assert "child.py" not in "\n".join(trace), kind
-
-
-def test_signals_cross_over_with_their_times() -> None:
-    retry, snooze, discard, declined = (
-        isolated.fail_twice.enqueue(kind) for kind in ("retry", "snooze", "discard", "unrecoverable")
-    )
-    drain()
     record = retry.record()
     assert (record.state, record.attempts) == (JobState.SCHEDULED, 1)
     assert record.last_error == "Retry: in an hour"
@@ -149,25 +148,10 @@ def test_signals_cross_over_with_their_times() -> None:
     assert (declined.state(), last_error(declined)) == (JobState.DEAD, "Declined: no money")
 
 
-def test_middleware_runs_here_and_sees_plain_results(harbor: Harbor) -> None:
-    seen: list[Any] = []
-
-    async def layer(job: Job, call_next: Any) -> Any:
-        result = await call_next(job)
-        seen.append((os.getpid(), job.arguments.a, result))
-        return result + 100
-
-    harbor.middleware.append(layer)
-    handle = isolated.add.enqueue(1)
-    drain()
-    assert seen == [(os.getpid(), 1, 2)]
-    assert handle.result(PATIENCE) == 102
-
-
 # -- while it runs --------------------------------------------------------------------------------------------------
 
 
-async def test_the_job_can_be_asked_reports_progress_and_is_spared_signals_of_the_terminal(
+async def test_the_job_can_be_asked_reports_progress_and_is_spared_the_terminals_signals(
     tmp_path: Path,
 ) -> None:
     started, go_on = tmp_path / "started", tmp_path / "go_on"
@@ -212,9 +196,7 @@ async def test_stop_requests_travel_both_ways(harbor: Harbor, tmp_path: Path) ->
         assert await downward.result_async(PATIENCE) == (True, "by the middleware")
 
 
-async def test_a_late_stop_request_does_not_reach_the_next_job_of_the_process(
-    harbor: Harbor, tmp_path: Path
-) -> None:
+async def test_a_late_stop_request_does_not_reach_the_next_job(harbor: Harbor, tmp_path: Path) -> None:
     next_began = asyncio.Event()
 
     async def layer(job: Job, call_next: Any) -> Any:
@@ -252,9 +234,13 @@ def test_output_and_logs_come_through(capfd: pytest.CaptureFixture[str]) -> None
 # -- the end of a process -------------------------------------------------------------------------------------------
 
 
-def test_a_timeout_kills_a_busy_loop_and_the_next_job_gets_a_new_process(tmp_path: Path) -> None:
+def test_a_timeout_kills_a_busy_loop_and_does_not_count_the_start_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a job with a timeout shorter than that could never be done: every timeout ends the process it waited for."""
+    monkeypatch.setenv("TASKHARBOR_TEST_SLOW_IMPORT", "1")
     spinning = isolated.spin.options(timeout=0.3).enqueue(str(tmp_path / "started"))
-    after = isolated.who.enqueue()
+    quick, after = isolated.quick_when_begun.enqueue(), isolated.who.enqueue()
     drain()
     record = spinning.record()
     assert (record.state, record.attempts) == (JobState.DEAD, 1)
@@ -262,49 +248,33 @@ def test_a_timeout_kills_a_busy_loop_and_the_next_job_gets_a_new_process(tmp_pat
     killed = int((tmp_path / "started").read_text())
     assert not is_alive(killed)
     assert after.result(PATIENCE)[0] != killed
+    assert quick.result(PATIENCE) > 0
 
 
-def test_starting_a_process_is_not_charged_to_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a job with a timeout shorter than that could never be done: every timeout ends the process it waited for."""
-    monkeypatch.setenv("TASKHARBOR_TEST_SLOW_IMPORT", "1")
-    handle = isolated.quick_when_begun.enqueue()
-    drain()
-    assert handle.result(PATIENCE) > 0
-
-
-@pytest.mark.parametrize("job", [isolated.spin, isolated.sleep_for_ever], ids=["busy", "asleep"])
-async def test_a_cancel_request_kills_and_nothing_is_written_before_the_process_is_dead(
-    job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_cancel_request_kills_what_the_handler_started_too_and_is_written_when_the_process_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next execution could begin beside it. Here the kill is slow to take effect."""
+    """Not before: its next execution could begin beside it. Here the kill is slow to take effect."""
     kill = WorkerProcess.kill
 
     def kill_late(process: WorkerProcess) -> None:
         process._loop.call_later(0.3, kill, process)
 
-    handle = await job.enqueue_async(str(tmp_path / "started"))
-    async with serving(heartbeat=0.02):
-        pid = await is_written(tmp_path / "started")
+    handle = await isolated.with_a_child.enqueue_async(str(tmp_path / "started"))
+    async with serving(heartbeat=0.02) as worker:
+        grandchild = await is_written(tmp_path / "started")
+        (process,) = present(worker._processes)._processes
+        pid = present(present(process._process).pid)
+        assert is_alive(grandchild)
         monkeypatch.setattr(WorkerProcess, "kill", kill_late)
         await handle.cancel_async()
         assert (await handle.wait_async(PATIENCE)).state is JobState.CANCELLED
         assert not is_alive(pid)
-
-
-async def test_a_kill_takes_along_what_the_handler_started(tmp_path: Path) -> None:
-    handle = await isolated.with_a_child.enqueue_async(str(tmp_path / "started"))
-    async with serving(heartbeat=0.02):
-        grandchild = await is_written(tmp_path / "started")
-        assert is_alive(grandchild)
-        await handle.cancel_async()
-        await handle.wait_async(PATIENCE)
         await eventually(lambda: not is_alive(grandchild))
 
 
 @pytest.mark.parametrize("name", ["tidy", "spin"])
-async def test_a_shutdown_lets_an_async_handler_clean_up_and_does_not_wait_for_a_busy_loop(
-    name: str, tmp_path: Path
-) -> None:
+async def test_a_shutdown_lets_a_handler_clean_up_and_kills_a_busy_one(name: str, tmp_path: Path) -> None:
     started, tidied = tmp_path / "started", tmp_path / "tidied"
     if name == "tidy":
         handle = await isolated.tidy.enqueue_async(str(started), str(tidied))
@@ -374,22 +344,16 @@ def test_nothing_of_the_database_is_open_in_a_process(harbor: Harbor, tmp_path: 
     harbor.close()
 
 
-def test_two_at_once_have_two_processes_and_both_end_with_the_worker(tmp_path: Path) -> None:
-    async def main() -> None:
-        paths = [tmp_path / name for name in ("a", "b")]
-        for path in paths:
-            await isolated.introspect.enqueue_async(str(path), str(tmp_path / "go_on"))
-        async with serving(concurrency=2):
-            pids = [await is_written(path) for path in paths]
-            assert len(set(pids)) == 2
-            (tmp_path / "go_on").touch()
-        assert [pid for pid in pids if is_alive(pid)] == []
-
-    asyncio.run(main())
-    for thread in threading.enumerate():
-        if "process-keeper" in thread.name:
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+async def test_two_at_once_have_two_processes_and_both_end_with_the_worker(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        await isolated.introspect.enqueue_async(str(path), str(tmp_path / "go_on"))
+    async with serving(concurrency=2):
+        pids = [await is_written(path) for path in paths]
+        assert len(set(pids)) == 2
+        (tmp_path / "go_on").touch()
+    assert [pid for pid in pids if is_alive(pid)] == []
+    await eventually(lambda: not any("process-keeper" in thread.name for thread in threading.enumerate()))
 
 
 # -- finding handlers -----------------------------------------------------------------------------------------------
@@ -469,9 +433,7 @@ def test_handlers_of_the_main_module(command: list[str], run_app: Callable[..., 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_processes_die_with_a_worker_that_is_killed(
-    run_app: Callable[..., Any], tmp_path: Path
-) -> None:
+async def test_processes_die_with_a_killed_worker(run_app: Callable[..., Any], tmp_path: Path) -> None:
     worker = run_app(ORPHANS)
     try:
         pids = [await is_written(tmp_path / name) for name in ("busy", "asleep", "in_c")]
@@ -481,7 +443,7 @@ async def test_processes_die_with_a_worker_that_is_killed(
     await eventually(lambda: not any(map(is_alive, pids)))
 
 
-def test_a_script_that_enqueues_on_import_does_not_do_so_again_in_its_processes(
+def test_a_script_does_not_enqueue_again_in_its_processes(
     run_app: Callable[..., Any], tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"

@@ -10,18 +10,7 @@ import pytest
 
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.memory import MemoryDriver
-from worker.stage import (
-    EVERYTHING,
-    PATIENCE,
-    Gate,
-    Stage,
-    Trouble,
-    eventually,
-    finish,
-    logged,
-    never,
-    running,
-)
+from worker.stage import EVERYTHING, PATIENCE, Gate, Stage, Trouble, eventually, finish, logged, running
 
 
 async def untouched(here: Stage, *job_ids: str) -> bool:
@@ -34,9 +23,9 @@ async def untouched(here: Stage, *job_ids: str) -> bool:
 async def test_a_graceful_stop_finishes_what_runs_and_gives_back_what_waits(here: Stage) -> None:
     gate = Gate("finished")
     running_job, *waiting = await here.enqueue_many(4)
-    worker = here.worker(gate.handler, concurrency=1)
+    worker = here.worker(gate.on_loop, concurrency=1)
     task = asyncio.ensure_future(worker.run_async())
-    await gate.began.wait()
+    await gate.began()
     # Leased ahead, as after a spell of quick jobs.
     fetch = worker._engines[0]._fetch
     fetch._pace.per_second = 1e6
@@ -53,45 +42,26 @@ async def test_a_graceful_stop_finishes_what_runs_and_gives_back_what_waits(here
     assert await here.outcomes(late) == []
 
 
-@pytest.mark.parametrize("how", ["stop now", "second stop", "no grace", "cancel"])
+@pytest.mark.parametrize("how", ["stop now", "second stop", "no grace", "cancel", "a thread that heeds it"])
 async def test_an_immediate_stop_cancels_handlers_and_gives_their_jobs_back(how: str, here: Stage) -> None:
     gate = Gate()
     job_id = await here.enqueue()
-    worker = here.worker(gate.handler, grace=0.0 if how == "no grace" else PATIENCE)
+    handler = gate.until_stopped if how == "a thread that heeds it" else gate.on_loop
+    worker = here.worker(handler, grace=0.0 if how == "no grace" else PATIENCE)
     task = asyncio.ensure_future(worker.run_async())
-    await gate.began.wait()
+    await gate.began()
     if how == "cancel":
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await finish(task)
     else:
-        worker.stop(now=how == "stop now")
+        worker.stop(now=how in ("stop now", "a thread that heeds it"))
         if how == "second stop":
             worker.stop(now=True)
         await finish(task)
     assert gate.reasons == ["shutdown"]
     assert await untouched(here, job_id)
     assert await here.outcomes(job_id) == [Outcome.RELEASED]
-
-
-async def test_a_thread_that_heeds_the_stop_is_waited_for(here: Stage) -> None:
-    began = threading.Event()
-    ended: list[str | None] = []
-
-    def handler(job: Job) -> str:
-        began.set()
-        job.wait_for_stop(PATIENCE)
-        ended.append(job.stop_reason)
-        return "half of it"
-
-    job_id = await here.enqueue()
-    worker = here.worker(handler)
-    async with running(worker):
-        await eventually(began.is_set)
-        worker.stop(now=True)
-        await eventually(lambda: worker.snapshot()["held"] == 0)
-    assert ended == ["shutdown"]
-    assert await untouched(here, job_id)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -136,30 +106,23 @@ def there() -> Stage:
 @pytest.mark.usefixtures("impatient")
 def test_a_stuck_thread_holds_up_neither_the_worker_nor_its_process(there: Stage) -> None:
     """Its job is given back, and `run` returns: asyncio's own cleaning up must not wait for the thread either."""
-    began, go_on = threading.Event(), threading.Event()
-
-    def stuck(job: Job) -> None:
-        began.set()
-        go_on.wait(PATIENCE)
-
+    gate = Gate()
     job_id = asyncio.run(there.enqueue())
-    worker = there.worker(stuck, grace=0.05)
+    worker = there.worker(gate.on_thread, grace=0.05)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    assert began.wait(PATIENCE)
+    asyncio.run(gate.began())
     worker.stop()
     thread.join(PATIENCE / 2)
     is_over = not thread.is_alive()
-    go_on.set()
+    gate.go_on.set()
     thread.join(PATIENCE)
     assert is_over
     assert asyncio.run(untouched(there.again(), job_id))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_gracefully_even_while_a_handler_blocks_the_loop(
-    number: signal.Signals, there: Stage
-) -> None:
+def test_a_signal_stops_gracefully_although_the_loop_is_blocked(number: signal.Signals, there: Stage) -> None:
     before = signal.getsignal(number)
     stopping = threading.Event()
 
@@ -182,7 +145,7 @@ def test_a_second_signal_is_immediate(there: Stage) -> None:
     async def handler(job: Job) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        await never()
+        await asyncio.Event().wait()
 
     job_id = asyncio.run(there.enqueue())
     there.worker(handler).run()
@@ -204,9 +167,9 @@ async def test_a_signal_in_the_middle_of_a_stop_does_not_lock_up(here: Stage) ->
 async def test_a_stop_during_an_outage_ends(stops: int, troubled: Stage, trouble: Trouble) -> None:
     gate = Gate("never written")
     job_id = await troubled.enqueue()
-    worker = troubled.worker(gate.handler, grace=0.2)
+    worker = troubled.worker(gate.on_loop, grace=0.2)
     task = asyncio.ensure_future(worker.run_async())
-    await gate.began.wait()
+    await gate.began()
     trouble.before = set(EVERYTHING)
     gate.go_on.set()
     await eventually(lambda: "settle" in trouble.refused)
@@ -223,9 +186,7 @@ async def test_a_stop_during_an_outage_ends(stops: int, troubled: Stage, trouble
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("how", ["never answered", "hangs"])
-async def test_a_stop_while_the_backend_does_not_answer_ends(
-    how: str, troubled: Stage, trouble: Trouble
-) -> None:
+async def test_a_stop_while_the_backend_is_away_ends(how: str, troubled: Stage, trouble: Trouble) -> None:
     if how == "hangs":
         trouble.hang = {"reserve"}
     else:

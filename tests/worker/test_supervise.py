@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from records import present
 from taskharbor.cli.worker import app_folder, watched_files
 from taskharbor.worker import supervise
 from taskharbor.worker.supervise import Supervisor
+from worker.stage import logged
 
 SERVING = """
 import os, signal, sys
@@ -29,30 +31,21 @@ PATIENT = SERVING.format(react="lambda *_: sys.exit(0)")
 STUBBORN = SERVING.format(react="signal.SIG_IGN")
 
 
-class Running(logging.Handler):
+class Running:
     """A supervisor on a thread, and what it logs, to be waited for."""
 
     def __init__(self, script: str, **options: Any) -> None:
-        super().__init__()
-
         def command(number: int, fd: int) -> list[str]:
-            return [sys.executable, "-c", script, str(fd), str(number)]
+            return [sys.executable, "-c", script, str(fd)]
 
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        supervise.log.addHandler(self)
+        self._log: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        self.handler = QueueHandler(self._log)
+        supervise.log.addHandler(self.handler)
         self.supervisor = Supervisor(command, **{"processes": 1, **options})
-        self.code: int | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self.code = self.supervisor.run()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.put(record.getMessage())
+        self._ended = ThreadPoolExecutor(1).submit(self.supervisor.run)
 
     def until(self, part: str) -> str:
-        while part not in (line := self._lines.get(timeout=20)):
+        while part not in (line := self._log.get(timeout=20).getMessage()):
             pass
         return line
 
@@ -61,50 +54,34 @@ class Running(logging.Handler):
         while not self.supervisor.look()[0]:
             time.sleep(0.001)
 
-    def end(self, stops: int = 0) -> int | None:
+    def end(self, stops: int = 0) -> int:
         for _ in range(stops):
             self.supervisor.stop()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-        return self.code
+        return self._ended.result(30)
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
     monkeypatch.setattr(supervise, "RESTART_PAUSES", (0.01, 0.04))
-    level = supervise.log.level
-    supervise.log.setLevel(logging.DEBUG)
-    running: list[Running] = []
+    with logged("taskharbor.supervisor", logging.DEBUG), ExitStack() as at_the_end:
 
-    def start(script: str, **options: Any) -> Running:
-        running.append(Running(script, **options))
-        return running[-1]
+        def start(script: str, **options: Any) -> Running:
+            running = Running(script, **options)
+            at_the_end.callback(supervise.log.removeHandler, running.handler)
+            at_the_end.callback(running.end, stops=3)
+            return running
 
-    yield start
-    for one in running:
-        one.end(stops=3)
-        supervise.log.removeHandler(one)
-    supervise.log.setLevel(level)
+        yield start
 
 
-def test_a_crashed_child_comes_back(start: Callable[..., Running]) -> None:
+def test_a_crashed_child_comes_back_after_pauses_that_double_up_to_the_longest(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "RESTART_PAUSES", (0.1, 0.3))
     running = start("raise SystemExit(1)")
-    for _ in range(4):
-        running.until("starts again")
-    assert running.supervisor._slots[0].crashes >= 4
+    pauses = [running.until("starts again").rpartition(" in ")[2] for _ in range(4)]
+    assert pauses == ["0.1 s", "0.2 s", "0.3 s", "0.3 s"]
     assert running.end(stops=1) == 0
-
-
-def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "RESTART_PAUSES", (1.0, 5.0))
-    supervisor = Supervisor(lambda number, fd: [], processes=1)
-    (slot,) = supervisor._slots
-    slot.started = float("inf")
-    pauses = []
-    for _ in range(5):
-        supervisor._restart_later(slot, 1)
-        pauses.append(present(slot.restart).interval)
-    assert pauses == [1, 2, 4, 5, 5]
 
 
 @pytest.mark.parametrize(("code", "options"), [(0, {"processes": 3, "finite": True}), (2, {"processes": 2})])
@@ -170,9 +147,7 @@ def test_the_watcher_sees_changes_of_python_files_only(tmp_path: Path) -> None:
         assert seen.get(timeout=20).endswith("jobs.py")
 
 
-def test_the_apps_folder_is_found_without_importing_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_apps_folder_is_found_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     package = tmp_path / "some_package_to_watch"
     package.mkdir()
