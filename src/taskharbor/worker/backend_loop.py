@@ -41,9 +41,8 @@ class Engine(BackendLoop):
         self._sweep = SweepLoop(self._driver, clock=self._clock, rng=assignment.outage.random)
         self._runner.finished = self._settle.finished
 
-    # -- from other threads --------------------------------------------------------------------------------
-
     def request_stop(self, *, now: bool = False) -> None:
+        """From any thread."""
         self._loop.call_soon_threadsafe(self.ask_to_stop, now)
 
     def ask_to_stop(self, now: bool = False) -> None:
@@ -166,22 +165,18 @@ class Engine(BackendLoop):
 
     async def _is_empty(self) -> bool:
         """Nothing to do now or under way anywhere. What is scheduled for later does not count."""
+        types = None if self._config.types is None else frozenset(self._config.types)
         for queue in self._config.queues:
             (stats,) = await self._driver.stats(now=self._clock.now(), queue=queue)
-            open_states = {JobState.INFLIGHT}
-            if not stats.settings.paused:
-                open_states |= {JobState.READY, JobState.BLOCKED}
-            if any(stats.counts[state] for state in open_states) and await self._are_ours(queue, open_states):
+            waiting = () if stats.settings.paused else (JobState.READY, JobState.BLOCKED)
+            open_states = frozenset((JobState.INFLIGHT, *waiting))
+            if not any(stats.counts[state] for state in open_states):
+                continue
+            # Of the types that this worker serves.
+            ours = JobFilter(queue=queue, states=open_states, types=types)
+            if types is None or (await self._driver.list_jobs(ours, now=self._clock.now(), limit=1)).jobs:
                 return False
         return True
-
-    async def _are_ours(self, queue: str, states: set[JobState]) -> bool:
-        """True if a job in these states has a type that this worker serves."""
-        types = self._config.types
-        if types is None:
-            return True
-        wanted = JobFilter(queue=queue, states=frozenset(states), types=frozenset(types))
-        return bool((await self._driver.list_jobs(wanted, now=self._clock.now(), limit=1)).jobs)
 
 
 class SweepLoop:

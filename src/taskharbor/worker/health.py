@@ -106,9 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def parse_address(text: str, *, public: bool = False) -> tuple[str, int]:
     """`8080`, `:8080`, `127.0.0.1:8080`, `[::1]:8080`. Others than this host only where `public` says so."""
-    host, colon, port = text.rpartition(":")
-    host = host.strip("[]") if colon else ""
-    host = host or DEFAULT_HOST
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or DEFAULT_HOST
     if not port.isdecimal() or int(port) > 65_535:
         raise InvalidRequest(f"health address {text!r}: write it like 127.0.0.1:8080 or 8080")
     if not public and not is_loopback(host):

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
 from taskharbor.drivers.contract import Extension
 from taskharbor.errors import BackendUnavailable, JobError
-from taskharbor.jobs import Lease
 from taskharbor.worker.fetch import Assignment, BackendLoop
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, Hold
 
@@ -56,24 +54,19 @@ class HeartbeatLoop(BackendLoop):
             answers = await self._driver.extend_lease(
                 extensions, lease_for=self._config.lease_us, now=self._clock.now()
             )
-            self._take_in(held, reports, answers)
+            for hold, report, answer in zip(held, reports, answers, strict=True):
+                if isinstance(answer, JobError):
+                    # While the heartbeat was on its way the job may have been settled: then there was nothing left to lose.
+                    if not hold.lost and not hold.settling and hold in self._holds:
+                        self._lose(hold, f"lost: {answer.reason}")
+                    continue
+                hold.token = answer.token
+                hold.expires_at_us = answer.expires_at_us
+                hold.reported = report
+                if answer.cancel_requested and hold.settlement is None:
+                    self._runner.call(self._runner.abort, hold, CANCELLED)
         finally:
             self.assignment.heartbeat_over.set()
-
-    def _take_in(
-        self, held: list[Hold], reports: list[bytes | None], answers: Sequence[Lease | JobError]
-    ) -> None:
-        for hold, report, answer in zip(held, reports, answers, strict=True):
-            if isinstance(answer, JobError):
-                # While the heartbeat was on its way the job may have been settled: then there was nothing left to lose.
-                if not hold.lost and not hold.settling and hold in self._holds:
-                    self._lose(hold, f"lost: {answer.reason}")
-                continue
-            hold.token = answer.token
-            hold.expires_at_us = answer.expires_at_us
-            hold.reported = report
-            if answer.cancel_requested and hold.settlement is None:
-                self._runner.call(self._runner.abort, hold, CANCELLED)
 
     def _lose(self, hold: Hold, how: str) -> None:
         log.warning("lease of %s %s %s", hold.record.type, hold.record.id, how)

@@ -22,24 +22,14 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
+from taskharbor.codec import JSON, MSGPACK, CodecRegistry
 from taskharbor.errors import InvalidRequest, WorkerProcessDied
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import Job, reschedule_timeout
 from taskharbor.worker import process_child
 from taskharbor.worker.decide import RemoteError
-from taskharbor.worker.process_child import (
-    Began,
-    Logged,
-    ProgressReport,
-    Ready,
-    Returned,
-    Run,
-    Stop,
-    Stopping,
-    Threw,
-)
+from taskharbor.worker.process_child import Ready, Returned, Run, Stop, Threw
 from taskharbor.worker.process_setup import exit_reason
 from taskharbor.worker.run import SHUTDOWN
 
@@ -65,7 +55,7 @@ class ProcessPool:
         self._codecs = codecs
         self._orders = process_child.Orders(
             handlers=[_wanted(handler) for handler in handlers],
-            codecs=_extra_codecs(codecs),
+            codecs=[codec for codec in codecs._codecs.values() if codec is not JSON and codec is not MSGPACK],
             log_levels=_log_levels(),
             worker_pid=os.getpid(),
         )
@@ -129,8 +119,7 @@ class ProcessPool:
         return process
 
     async def _put_back(self, process: WorkerProcess) -> None:
-        if process.is_reusable:
-            process.forget_job()
+        if process.finish_job():
             self._idle.append(process)
             return
         # Dead before anything is written for the job: it must not run on beside its next execution.
@@ -176,10 +165,6 @@ class WorkerProcess:
     @property
     def has_answered(self) -> bool:
         return self._answer.done()
-
-    @property
-    def is_reusable(self) -> bool:
-        return self.has_answered and not self._must_end and not self.gone.is_set()
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -298,10 +283,14 @@ class WorkerProcess:
         await asyncio.wait([self._answer], timeout=seconds)
         self._must_end = True
 
-    def forget_job(self) -> None:
+    def finish_job(self) -> bool:
+        """Forget the job. Returns False if the process cannot take another."""
+        if not self.has_answered or self._must_end or self.gone.is_set():
+            return False
         assert self._job is not None
         self._job.on_stop = None  # A later request to stop is not for the next job of this process.
         self._job = None
+        return True
 
     def _tell(self, message: process_child.Down) -> None:
         """From any thread."""
@@ -310,18 +299,18 @@ class WorkerProcess:
     def _take(self, said: process_child.Up) -> None:
         job = self._job
         match said:
-            case Began():
+            case process_child.Began():
                 self._has_begun = True
             case Ready() | Returned() | Threw():
                 if not self._answer.done():
                     self._answer.set_result(said)
-            case ProgressReport(data):
+            case process_child.ProgressReport(data):
                 if job is not None and job._report is not None:
                     job._report(job.record, data)
-            case Stopping(reason):
+            case process_child.Stopping(reason):
                 if job is not None:
                     job.stop(reason)
-            case Logged(fields):
+            case process_child.Logged(fields):
                 record = logging.makeLogRecord(fields)
                 logger = logging.getLogger(record.name)
                 if logger.isEnabledFor(record.levelno):
@@ -367,10 +356,6 @@ def _wanted(handler: Handler) -> process_child.Wanted:
             "handler: a process finds a handler by that name, so it must be a plain function of its module"
         )
     return wanted
-
-
-def _extra_codecs(codecs: CodecRegistry) -> list[Codec]:
-    return [codec for codec in codecs._codecs.values() if codec is not JSON and codec is not MSGPACK]
 
 
 def _log_levels() -> dict[str, int]:

@@ -100,12 +100,9 @@ class SettleLoop(BackendLoop):
             if answer is None:
                 written.append(hold)
                 continue
+            record, outcome = hold.record, _OUTCOMES[type(hold.settlement)]
             log.warning(
-                "%s %s could not be settled as %s: %s",
-                hold.record.type,
-                hold.record.id,
-                _OUTCOMES[type(hold.settlement)],
-                answer.reason,
+                "%s %s could not be settled as %s: %s", record.type, record.id, outcome, answer.reason
             )
         return written
 

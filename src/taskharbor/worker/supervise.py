@@ -148,6 +148,7 @@ class Supervisor:
         if slot.process is not None and slot.process.stdin is not None:
             slot.process.stdin.close()
         slot.process = slot.report = None
+        reason = exit_reason(code)
         if self._asked:
             # SIGTERM itself: a child that had not yet begun, so there was nothing to finish.
             if code not in (0, -signal.SIGTERM):
@@ -157,31 +158,21 @@ class Supervisor:
         elif self._finite and code == 0:
             log.info("worker process %d has finished", slot.number)
         elif self._reload and code != 0:
-            reason = exit_reason(code)
-            log.warning(
-                "worker process %d ended with %s; a change of a file starts it again", slot.number, reason
-            )
+            text = "worker process %d ended with %s; a change of a file starts it again"
+            log.warning(text, slot.number, reason)
         elif code == BAD_INPUT:
             log.error("worker process %d refused to start; giving up", slot.number)
             self._code = BAD_INPUT
             self._stop()
         else:
-            self._restart_later(slot, code)
-
-    def _restart_later(self, slot: Slot, code: int) -> None:
-        now = time.monotonic()
-        if now - slot.started >= STEADY_SECONDS:
-            slot.crashes = 0
-        first, longest = RESTART_PAUSES
-        pause = min(longest, first * 2**slot.crashes)
-        slot.crashes += 1
-        slot.restart = self._later(pause, partial(self._restart, slot))
-        log.warning(
-            "worker process %d ended with %s; it starts again in %.1f s",
-            slot.number,
-            exit_reason(code),
-            pause,
-        )
+            if time.monotonic() - slot.started >= STEADY_SECONDS:
+                slot.crashes = 0
+            first, longest = RESTART_PAUSES
+            pause = min(longest, first * 2**slot.crashes)
+            slot.crashes += 1
+            slot.restart = self._later(pause, partial(self._restart, slot))
+            text = "worker process %d ended with %s; it starts again in %.1f s"
+            log.warning(text, slot.number, reason, pause)
 
     def _restart(self, slot: Slot) -> None:
         if slot.restart is not None:  # Neither stopped nor started meanwhile.

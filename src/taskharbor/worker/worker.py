@@ -71,9 +71,6 @@ def share_out(
 
 async def run_together(engines: Sequence[Engine]) -> None:
     """Until all have ended. One that fails ends the others, gracefully."""
-    if len(engines) == 1:
-        await engines[0].run()
-        return
     running = [asyncio.ensure_future(engine.run()) for engine in engines]
     await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
     for engine, task in zip(engines, running, strict=True):
