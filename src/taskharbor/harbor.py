@@ -308,6 +308,8 @@ class _Declare:
 class Harbor:
     """One app on one store. Make it at import time; it connects on first use."""
 
+    _client_types: tuple[type[Client], type[AsyncClient]] = (Client, AsyncClient)
+
     def __init__(
         self,
         url: str | Driver | None = None,
@@ -363,7 +365,7 @@ class Harbor:
         """Return the client for synchronous code. There is one per process, shared by all threads."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
-                self._client = (os.getpid(), self._connected(Client))
+                self._client = (os.getpid(), self._connected(self._client_types[0]))
             return self._client[1]
 
     def async_client(self) -> AsyncClient:
@@ -372,7 +374,7 @@ class Harbor:
         with self._lock:
             client = self._async_clients.get(loop)
             if client is None:
-                client = self._async_clients[loop] = self._connected(AsyncClient)
+                client = self._async_clients[loop] = self._connected(self._client_types[1])
             return client
 
     def _connected(self, kind: type[C]) -> C:

@@ -261,10 +261,5 @@ def outside_the_loop() -> Iterator[None]:
 
 def run_here(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end in this thread, on a separate loop."""
-    with outside_the_loop():
-        loop = asyncio.new_event_loop()
-        try:
-            return loop.run_until_complete(work)
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
+    with outside_the_loop(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(work)

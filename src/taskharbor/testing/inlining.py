@@ -3,9 +3,7 @@ queue. `HarborTesting` has all of it as methods."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -87,27 +85,39 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
     What a handler raises comes out of the enqueue. With `raise_errors=False` the job is retried at once instead, until it
     is done or dead, and `handle.result()` tells which. A job with a delay waits: `drain(harbor, with_scheduled=True)`.
     """
+
+    def then_run(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[Client, P], T]:
+        """Make an enqueue whose jobs have run when it returns, in the caller's thread."""
+
+        @functools.wraps(method)
+        def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            accepted = method(self, *args, **kwargs)
+            run_here(_run_all(harbor, raise_errors))
+            return accepted
+
+        return call
+
+    class InlineClient(Client):
+        enqueue = then_run(Client.enqueue)
+        enqueue_batch = then_run(Client.enqueue_batch)
+        enqueue_many = then_run(Client.enqueue_many)
+        enqueue_like = then_run(Client.enqueue_like)
+
+    class InlineAsyncClient(AsyncClient):
+        async def _send(self, records: list[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
+            accepted = await super()._send(records, now, chunk)
+            await _run_all(harbor, raise_errors)
+            return accepted
+
     with nullcontext() if isinstance(harbor._driver, PrivateDriver) else memory_store(harbor):
-        before = (harbor._client, harbor._async_clients, harbor.__dict__.get("async_client"))
-        clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]
-        clients = harbor._async_clients = weakref.WeakKeyDictionary()
-
-        def async_client() -> AsyncClient:
-            loop = asyncio.get_running_loop()
-            if loop not in clients:
-                clients[loop] = _InlineAsyncClient(harbor, raise_errors)
-            return clients[loop]
-
-        harbor._client = (os.getpid(), _InlineClient(harbor, raise_errors))
-        harbor.__dict__["async_client"] = async_client
+        before = (harbor._client, harbor._async_clients, harbor._client_types)
+        harbor._client, harbor._async_clients = None, weakref.WeakKeyDictionary()
+        harbor._client_types = (InlineClient, InlineAsyncClient)
         try:
             yield harbor
         finally:
             harbor.close()
-            harbor._client, harbor._async_clients, outer = before
-            del harbor.__dict__["async_client"]
-            if outer is not None:
-                harbor.__dict__["async_client"] = outer
+            harbor._client, harbor._async_clients, harbor._client_types = before
 
 
 async def _run_all(harbor: Harbor, raise_errors: bool) -> None:
@@ -126,42 +136,6 @@ async def _run_all(harbor: Harbor, raise_errors: bool) -> None:
         raise RuntimeError(
             f"{LIMIT} executions for one enqueue; does a job snooze or enqueue itself for ever?"
         )
-
-
-def _then_run(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[_InlineClient, P], T]:
-    """Make an enqueue whose jobs have run when it returns."""
-
-    @functools.wraps(method)
-    def call(self: _InlineClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        accepted = method(self, *args, **kwargs)
-        run_here(_run_all(self._harbor, self._raise_errors))
-        return accepted
-
-    return call
-
-
-class _InlineClient(Client):
-    def __init__(self, harbor: Harbor, raise_errors: bool) -> None:
-        super().__init__(harbor.driver(), defaults=harbor.defaults, codecs=harbor.codecs, clock=harbor.clock)
-        self._harbor = harbor
-        self._raise_errors = raise_errors
-
-    enqueue = _then_run(Client.enqueue)
-    enqueue_batch = _then_run(Client.enqueue_batch)
-    enqueue_many = _then_run(Client.enqueue_many)
-    enqueue_like = _then_run(Client.enqueue_like)
-
-
-class _InlineAsyncClient(AsyncClient):
-    def __init__(self, harbor: Harbor, raise_errors: bool) -> None:
-        super().__init__(harbor.driver(), defaults=harbor.defaults, codecs=harbor.codecs, clock=harbor.clock)
-        self._harbor = harbor
-        self._raise_errors = raise_errors
-
-    async def _send(self, records: list[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
-        accepted = await super()._send(records, now, chunk)
-        await _run_all(self._harbor, self._raise_errors)
-        return accepted
 
 
 # -- the app under test as one object ----------------------------------------------------------------------
