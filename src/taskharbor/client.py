@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from taskharbor.clock import BackendClock, Clock
@@ -451,13 +452,8 @@ class Client:
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     if size < 1:
         raise InvalidRequest(f"chunk {size!r}: at least 1")
-    batch: list[T] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
+    left = iter(items)
+    while batch := list(islice(left, size)):
         yield batch
 
 

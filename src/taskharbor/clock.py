@@ -113,15 +113,13 @@ class BackendClock:
 
     async def sync(self, samples: int = 3) -> None:
         """Read the backend's time. The quickest of `samples` answers counts."""
-        best: tuple[Micros, Micros] | None = None
+        measured: list[tuple[Micros, Micros]] = []
         for _ in range(samples):
             before = self._monotonic()
             backend = await self._sample()
             after = self._monotonic()
             round_trip = after - before
-            if best is None or round_trip < best[0]:
-                best = (round_trip, backend + round_trip // 2 - after)
-        assert best is not None
-        self.error = best[0] // 2
-        self._offset = best[1]
+            measured.append((round_trip, backend + round_trip // 2 - after))
+        round_trip, self._offset = min(measured, key=lambda one: one[0])
+        self.error = round_trip // 2
         self._sampled_at = self._monotonic()

@@ -49,8 +49,6 @@ def _decode_hook(wanted: type, value: Any) -> Any:
 class _MsgspecCodec:
     """The common part of JSON and msgpack: msgspec's encoders, a decoder per type, and TaskHarbor's errors."""
 
-    name: str
-
     def __init__(self, name: str, module: Any) -> None:
         self.name = name
         self._encode = module.Encoder(enc_hook=_encode_hook).encode
@@ -100,6 +98,16 @@ class CodecRegistry:
         self._codecs[codec.name] = codec
 
 
+def encode_checked(codec: Codec, value: Any, type: Any, name: str) -> bytes:
+    """Encode a payload and check that its handler can read it: an error here is better than a dead job."""
+    payload = codec.encode(value)
+    try:
+        codec.decode(payload, type)
+    except PayloadInvalid as misfit:
+        raise InvalidRequest(f"{name}: {misfit}") from misfit
+    return payload
+
+
 class Arguments:
     """Turns calls of one function into payloads, and payloads into calls.
 
@@ -141,13 +149,8 @@ class Arguments:
         return self.type(*first, **values)
 
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Bind and encode a call, and check that the handler can read it: an error here is better than a dead job."""
-        payload = codec.encode(self.bind(args, kwargs))
-        try:
-            codec.decode(payload, self.type)
-        except PayloadInvalid as misfit:
-            raise InvalidRequest(f"{self._name}(): {misfit}") from misfit
-        return payload
+        """Bind and encode a call, and check that the handler can read it."""
+        return encode_checked(codec, self.bind(args, kwargs), self.type, f"{self._name}()")
 
     def decode(self, codec: Codec, payload: bytes) -> Any:
         return codec.decode(payload, self.type)

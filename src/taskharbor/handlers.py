@@ -21,37 +21,35 @@ Isolation: TypeAlias = Literal["loop", "thread", "process"]
 OnInvalid: TypeAlias = Literal["dead", "complete"]
 
 
-class Options(TypedDict, total=False):
-    """Options of a single call: `add.options(delay=5, priority=1).enqueue(...)`."""
+class CommonOptions(TypedDict, total=False):
+    """Options of a declaration, which a single call may replace."""
 
     queue: str
+    priority: int
+    timeout: timedelta | float
+    max_attempts: int
+    max_stalls: int
+    backoff: tuple[float, float]
+    codec: str
+
+
+class Options(CommonOptions, total=False):
+    """Options of a single call: `add.options(delay=5, priority=1).enqueue(...)`."""
+
     run_at: datetime
     delay: timedelta | float
-    timeout: timedelta | float
-    priority: int
     key: str
     update: UpdateFlags
     idempotency_key: str
-    max_attempts: int
-    max_stalls: int
-    backoff: tuple[float, float]
     headers: Mapping[str, str]
-    codec: str
 
 
-class DeclaredOptions(TypedDict, total=False):
+class DeclaredOptions(CommonOptions, total=False):
     """Options that every declaration of a job accepts."""
 
     type: str
-    queue: str
-    priority: int
-    timeout: timedelta | float
-    max_attempts: int
-    max_stalls: int
-    backoff: tuple[float, float]
     retry: RetryPolicy
     on_invalid: OnInvalid
-    codec: str
 
 
 class JobOptions(DeclaredOptions, total=False):

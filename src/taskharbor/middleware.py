@@ -37,7 +37,8 @@ _scope: ContextVar[asyncio.Timeout] = ContextVar("taskharbor_timeout")
 class Stoppable:
     """Work that can be asked to stop, from any thread: a job or a batch of jobs."""
 
-    _stop_reason: str | None = None
+    stop_reason: str | None = None
+    """The reason of the first request to stop."""
     _stop_event: threading.Event | None = None
     """Made when a thread first waits for it."""
     on_stop: Callable[[str], object] | None = None
@@ -46,25 +47,21 @@ class Stoppable:
     @property
     def should_stop(self) -> bool:
         """True once the work was cancelled, timed out, lost its lease or the worker is shutting down."""
-        return self._stop_reason is not None
-
-    @property
-    def stop_reason(self) -> str | None:
-        return self._stop_reason
+        return self.stop_reason is not None
 
     def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Sleep, in a thread, until `timeout` seconds have passed or the work should stop. Returns True if it should stop."""
         if self._stop_event is None:
             self._stop_event = threading.Event()
         # Checked again now that the event exists: `stop` may have been called in between.
-        if self._stop_reason is not None:
+        if self.stop_reason is not None:
             self._stop_event.set()
         return self._stop_event.wait(timeout)
 
     def stop(self, reason: str) -> None:
         """Ask the work to stop. The first reason stays."""
-        if self._stop_reason is None:
-            self._stop_reason = reason
+        if self.stop_reason is None:
+            self.stop_reason = reason
             if self.on_stop is not None:
                 self.on_stop(reason)
         if self._stop_event is not None:

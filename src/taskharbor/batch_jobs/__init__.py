@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, get_args
 
 import msgspec
 
-from taskharbor.codec import Codec, CodecRegistry
+from taskharbor.codec import Codec, CodecRegistry, encode_checked
 from taskharbor.errors import CodecError, InvalidRequest, MissingExtra, PayloadInvalid
 from taskharbor.handlers import DeclaredOptions, Handler
 from taskharbor.harbor import Harbor, JobType
@@ -92,7 +92,7 @@ class Rows:
             )
 
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Encode one row as a payload and check it: an error here is better than a dead job."""
+        """Encode one row as a payload and check it."""
         if self._row is not None:
             value = self._row(*args, **kwargs)
         elif args and not (len(args) == 1 and isinstance(args[0], Mapping) and not kwargs):
@@ -101,12 +101,7 @@ class Rows:
             )
         else:
             value = dict(args[0]) if args else kwargs
-        payload = codec.encode(value)
-        try:
-            codec.decode(payload, self._payload_type)
-        except PayloadInvalid as misfit:
-            raise InvalidRequest(f"{self._name}: {misfit}") from misfit
-        return payload
+        return encode_checked(codec, value, self._payload_type, self._name)
 
     def prepare(self, records: Sequence[JobRecord], codecs: CodecRegistry) -> Prepared:
         """Make a table of the payloads. A payload that does not fit is left out, with the reason."""
