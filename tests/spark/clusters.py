@@ -1,6 +1,6 @@
-"""Standalone Spark clusters on this machine, from the pip package and nothing else: a master and two workers.
+"""Spark programs and standalone clusters on this machine, from the pip package and nothing else.
 
-Their workers may have different addresses, as if they were two hosts.
+A cluster is a master and two workers, with different addresses as if they were two hosts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ HOME = Path(pyspark.__file__).parent
 PATIENCE = 120.0
 _LEADERS: set[int] = set()
 """Programs that run now. Each has a session of its own."""
-ONE_HOST, TWO_HOSTS = ("127.0.0.1", "127.0.0.1"), ("127.0.0.2", "127.0.0.3")
 
 SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """These tests start half a dozen JVMs on a small machine."""
@@ -52,8 +51,8 @@ def conf_arguments(settings: Mapping[str, str]) -> list[str]:
 
 
 @contextmanager
-def standalone(folder: Path, hosts: tuple[str, ...] = ONE_HOST, *, cores: int = 1) -> Iterator[str]:
-    """A cluster; the URL of its master."""
+def standalone(folder: Path) -> Iterator[str]:
+    """A cluster of two hosts; the URL of its master."""
     with ExitStack() as stack:
 
         def start(name: str, kind: str, host: str, pattern: str, *arguments: str) -> re.Match[str]:
@@ -68,16 +67,8 @@ def standalone(folder: Path, hosts: tuple[str, ...] = ONE_HOST, *, cores: int = 
             raise AssertionError(f"the {name} did not start:\n{log.read_text(errors='replace')[-3000:]}")
 
         master = start("master", "master.Master", "127.0.0.1", r"Starting Spark master at (spark://\S+)")[1]
-        for number, host in enumerate(hosts):
-            room = (
-                "--cores",
-                str(cores),
-                "--memory",
-                "600m",
-                "--work-dir",
-                str(folder / f"work{number}"),
-                master,
-            )
+        for number, host in enumerate(("127.0.0.2", "127.0.0.3")):
+            room = ["--cores", "2", "--memory", "600m", "--work-dir", str(folder / f"work{number}"), master]
             start(f"worker{number}", "worker.Worker", host, "Successfully registered with master", *room)
         yield master
 

@@ -29,16 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def compiled_spark(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session as users have it: queries compiled, and adapted on the way. The session of the tests does neither, as rows
-    are few."""
-    from spark.stores import compiling
-
-    with compiling(spark):
-        yield spark
-
-
-@pytest.fixture
 def small_batches(spark: SparkSession) -> Iterator[SparkSession]:
     """So that a partition is many batches, and one that dies has staged some of them."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"

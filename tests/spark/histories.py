@@ -70,41 +70,29 @@ def history(jobs: int, seed: int, *, days: float = 0.3) -> list[Row]:
 
 
 def _life(rng: random.Random, n: int, created: float) -> list[Row]:
-    about: Row = {
-        "job_id": f"job-{n:06d}",
-        "queue": rng.choice(["default", "mail", "video"]),
-        "type": rng.choice(["send", "resize"]),
-        # One of its own: nothing here keeps jobs that share a key apart.
-        "key": rng.choice([None, f"key-{n}"]),
-        "priority": rng.choice([0, 5]),
-        "created_at": created,
-    }
+    queue, kind = rng.choice(["default", "mail", "video"]), rng.choice(["send", "resize"])
+    about: Row = {"job_id": f"job-{n:06d}", "queue": queue, "type": kind, "created_at": created}
     if rng.random() < 0.06:
         outcome, ended = rng.choice(["cancelled", "merged"]), created + rng.expovariate(1 / 40)
         return [row(**about, **NO_LEASE, fence=0, ended_at=ended, outcome=outcome)]
     rows: list[Row] = []
-    due, fence = created, 0
-    while True:
-        fence += 1
+    due, outcome = created, ""
+    while outcome not in ("done", "dead"):
         begun = due + rng.expovariate(1 / 40)
-        expires = begun + 120
         ended = begun + rng.expovariate(1 / (4000 if rng.random() < 0.01 else 30))
         outcome = rng.choices(["retried", "dead", "released", "done"], [20, 5, 5, 70])[0]
-        if ended > expires:
-            outcome, ended = "expired", expires + rng.random() * 400
-        fault: Row = {}
+        if ended > begun + 120:
+            outcome, ended = "expired", begun + 120 + rng.random() * 400
+        about["fence"] = about.get("fence", 0) + 1
+        lease: Row = {"run_at": due, "reserved_at": begun, "lease_expires_at": begun + 120, "ended_at": ended}
         if outcome in ("retried", "dead"):
-            fault = {"error_type": "ValueError", "error_message": rng.choice(MESSAGES).format(n=n)}
-        lease: Row = {"fence": fence, "worker": f"w{rng.randrange(4)}", "outcome": outcome}
-        times: Row = {"run_at": due, "reserved_at": begun, "lease_expires_at": expires, "ended_at": ended}
-        rows.append(row(**about, **lease, **times, **fault))
+            lease |= {"error_type": "ValueError", "error_message": rng.choice(MESSAGES).format(n=n)}
+        rows.append(row(**about, **lease, worker=f"w{rng.randrange(4)}", outcome=outcome))
+        due = ended + rng.random() * 20
         if outcome == "dead" and rng.random() < 0.5:
-            due = ended + rng.random() * 10 * HOUR
-            rows.append(row(**about, **NO_LEASE, fence=fence, run_at=due, ended_at=due, outcome="requeued"))
-        elif outcome in ("done", "dead"):
-            return rows
-        else:
-            due = ended + rng.random() * 20
+            outcome, due = "requeued", ended + rng.random() * 10 * HOUR
+            rows.append(row(**about, **NO_LEASE, run_at=due, ended_at=due, outcome=outcome))
+    return rows
 
 
 # -- of drivers ---------------------------------------------------------------------------------------------------

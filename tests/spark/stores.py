@@ -152,30 +152,6 @@ class LogStream:
         )
 
 
-class JobStream:
-    """A streaming query that makes jobs of the lines of JSON files, in one batch each time it runs."""
-
-    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
-        self.spark = spark
-        self.url = url
-        self.source, self.checkpoint = folder / "source", folder / "jobs checkpoint"
-        self.source.mkdir()
-
-    def run(self, *numbers: int) -> None:
-        if numbers:
-            lines = "\n".join(json.dumps({"n": n}) for n in numbers)
-            (self.source / f"{numbers[0]}.json").write_text(lines)
-        rows = self.spark.readStream.schema("n long").json(str(self.source))
-        sink = rows.writeStream.format("taskharbor").options(url=self.url, type="t", queue="q")
-        query = sink.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
-        query.awaitTermination()
-
-    def forget_commit(self, batch: int) -> None:
-        """As if Spark had died after the jobs were published and before it took note of it."""
-        (self.checkpoint / "commits" / str(batch)).unlink()
-        (self.checkpoint / "commits" / f".{batch}.crc").unlink(missing_ok=True)
-
-
 def dying(*, partition: int, tries: int, killed: bool = False) -> MapInArrow:
     """After two batches, the first tries of a partition raise, or lose their process.
 

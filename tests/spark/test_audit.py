@@ -10,6 +10,7 @@ import asyncio
 import random
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,36 +24,28 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark.histories import LIMIT, NO_LEASE, START, Row, Told, at, frames, life_on, live, row
 from spark.stores import compiling, connected
 from taskharbor.cli.root import root
-from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import SECOND, JobState
+from taskharbor.jobs import JobState
 from taskharbor.spark.audit import Kind, audit, audit_store
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
 from taskharbor_testkit.histories import generate, queue_limits
-from taskharbor_testkit.histories.plan import DEFAULT_QUEUES, make_plan
 from taskharbor_testkit.histories.planting import PLANTERS
-from taskharbor_testkit.histories.slot import SlotDay
 from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
 from taskharbor_testkit.simulation.scenario import write_scenario
 from taskharbor_testkit.simulation.world import World
 
 pytestmark = pytest.mark.timeout(600)  # The first test waits for the audit of all.
-HOUR = 3600 * SECOND
 JOBS = "source string, id string, state string, fence long, created_at timestamp"
 LIMITS = "source string, queue string, max_inflight int, observed_at timestamp"
 
 
 class Case(NamedTuple):
-    """A log, and what is wrong with it.
-
-    A row of the log is `job:fence start-end outcome name=value...`, or `@end` if it ended no lease. It is done unless it says
-    otherwise. A finding is `kind job:fence/other`, and the other is a fence, or a job and its fence.
-    """
+    """A log, and what is wrong with it."""
 
     log: str
     finds: str = ""
-    limits: list[tuple[int | None, float]] = []  # noqa: RUF012
+    limits: Sequence[tuple[int | None, float]] = ()
     """W, seen at"""
-    live: list[tuple[str, str, int]] | None = None
+    live: Sequence[tuple[str, str, int]] | None = None
     """job, state, fence"""
 
     def rows(self) -> list[Row]:
@@ -61,13 +54,8 @@ class Case(NamedTuple):
             lease, times, *words = text.split()
             job, fence = lease.split(":")
             start, _, end = times.rpartition("-")
-            values: Row = {
-                "seq": seq,
-                "job_id": job,
-                "fence": int(fence),
-                "run_at": 0,
-                "ended_at": float(end.strip("@")),
-            }
+            values: Row = {"seq": seq, "job_id": job, "fence": int(fence), "run_at": 0}
+            values |= {"ended_at": float(end.strip("@"))}
             values |= {"reserved_at": float(start)} if start else NO_LEASE
             for word in words:
                 name, _, value = word.rpartition("=")
@@ -84,109 +72,92 @@ class Case(NamedTuple):
         )
 
 
-BROKEN: dict[str, Case] = {
-    "two leases of a job overlap by a moment": Case(
-        "a:1 10-20 retried, a:2 19.999999-25", "overlapping_leases a:2/1"
-    ),
-    "a lease overlaps one that expired later": Case(
-        "a:1 10-45 expired lease_expires_at=40, a:2 39-50", "overlapping_leases a:2/1"
-    ),
-    "a lease without extent lies within another": Case(
-        "a:1 10-20 retried, a:2 15-15", "overlapping_leases a:2/1"
-    ),
-    "a later row has a lower fence": Case("a:2 10-20 retried, a:1 30-40", "fence_out_of_order a:1/2"),
-    "a row without a lease carries an older fence": Case(
-        "a:1 10-11 retried, a:2 20-21 retried, a:1 @22 cancelled", "fence_out_of_order a:1/2"
-    ),
-    "two leases have one fence": Case("a:1 10-20 retried, a:1 30-40", "fence_used_twice a:1/1"),
-    "a lease left no row": Case("a:1 10-20 retried, a:3 30-40", "fence_gap a:3/1"),
-    "the first lease left no row, in a log that reaches back far enough": Case(
-        "old:1 1-2, a:2 30-40 created_at=20", "fence_gap a:2/0"
-    ),
-    "a job was cancelled with the fence of a lease that left no row": Case(
-        "a:1 10-20 retried, a:2 @30 cancelled", "fence_gap a:2/1"
-    ),
-    "three leases where two are allowed": Case(
-        "a:1 10-20, b:1 11-20, c:1 19.999999-25", "limit_exceeded c:1", limits=[(2, 100)]
-    ),
-    "a lease that began many buckets before still counts": Case(
-        f"a:1 10-5000 lease_expires_at=5030, {', '.join(f's{n}:1 {30 + n}-{30.5 + n}' for n in range(2, 900))}, b:1 4999-5001",
-        ", ".join(f"limit_exceeded {job}:1" for job in ("b", *(f"s{n}" for n in range(2, 900)))),
-        limits=[(1, 100)],
-    ),
-    "the larger of two limits was exceeded between them": Case(
-        "j1:1 10.1-20, j2:1 10.2-20, j3:1 10.3-20, j4:1 10.4-20",
-        "limit_exceeded j4:1",
-        limits=[(2, 5), (3, 60)],
-    ),
-    "leased before it was due": Case("a:1 10-20 run_at=10.000001", "started_early a:1"),
-    "two jobs of a key at once": Case("a:1 10-20 key=k, b:1 19-30 key=k", "key_held_twice b:1/a:1"),
-    "done and then dead": Case("a:1 10-20, a:2 30-40 dead", "ended_twice a:2/1"),
-    "cancelled and then leased": Case("a:0 @5 cancelled, a:1 30-40 retried", "active_after_end a:1/0"),
-    "requeued though done": Case("a:1 10-20, a:1 @30 requeued", "requeued_alive a:1/1"),
-    "settled at the instant the lease was over": Case("a:1 10-40", "settled_too_late a:1"),
-    "expired while it was valid": Case("a:1 10-39.999999 expired", "expired_too_early a:1"),
-    "ended before it began": Case("a:1 10-9", "times_out_of_order a:1"),
-    "leased long before it was created": Case("a:1 10-20 created_at=15.5", "times_out_of_order a:1"),
-    "over before it began": Case("a:1 10-12 expired lease_expires_at=10", "times_out_of_order a:1"),
-    "done, and yet ready": Case("a:1 10-20 state=ready", "state_contradicts_outcome a:1"),
-    "requeued to be scheduled": Case(
-        "a:1 10-20 dead, a:1 @30 requeued state=scheduled", "state_contradicts_outcome a:1"
-    ),
-    "done without a lease": Case("a:0 @20", "lease_contradicts_outcome a:0"),
-    "merged under a lease": Case("a:1 10-20 merged", "lease_contradicts_outcome a:1"),
-    "an outcome nobody knows": Case("a:1 10-20 vanished state=done", "unknown_outcome a:1"),
-    "a row is there twice": Case("a:1 10-20, a:1 10-20 seq=1", "duplicate_row a:1/1"),
-    "a number belongs to two rows": Case("a:1 10-20, b:1 10-20 seq=1", "duplicate_row a:1/b:1"),
-    "a lease ended twice, under two numbers": Case("a:1 10-20, a:1 10-20", "duplicate_row a:1/1"),
-    "a copied row does not count twice in W": Case(
-        "a:1 10-20, a:1 10-20 seq=1, b:1 12-20", "duplicate_row a:1/1", limits=[(2, 100)]
-    ),
-    "the store has lost a job": Case("a:1 10-20 retried, b:1 10-20", "lost_job a:1", live=[("b", "done", 1)]),
-    "the store has an older state than the log": Case(
-        "a:1 10-20 retried, a:2 30-40 retried, b:1 10-20",
-        "store_contradicts_log a:2/1, store_contradicts_log b:1/1",
-        live=[("a", "ready", 1), ("b", "ready", 1)],
-    ),
-}
+def cases(text: str) -> dict[str, Case]:
+    """A case is `name: row, row => finding, finding | W limit@seen... | store job:state:fence...`.
 
-CLEAN: dict[str, Case] = {
-    "a lease begins when the one before ends": Case("a:1 10-20 retried, a:2 20-30", limits=[(1, 0)]),
-    "leases without extent, all at one instant": Case(
-        "a:1 10-10 released, a:2 10-10 released, a:3 10-20", limits=[(1, 0)]
-    ),
-    "an expired lease frees its place before anybody sweeps": Case(
-        "a:1 10-60 expired state=dead, b:1 40-50", limits=[(1, 0)]
-    ),
-    "requeued, and the fence goes on": Case(
-        "a:1 10-20 dead, a:1 @30 requeued, a:2 40-50 dead, a:2 @60 requeued state=blocked, a:2 @70 merged"
-    ),
-    "an expired job that absorbed one which is due later": Case(
-        "a:1 10-40 expired state=scheduled key=k, b:0 @40 merged key=k, a:2 90-95 key=k"
-    ),
-    "the first rows of a job have been removed by retention": Case(
-        "a:4 10-20 retried seq=7, a:5 30-40 seq=9"
-    ),
-    "an id is given to another job": Case("a:1 10-20, a:1 110-120 created_at=100"),
-    "a job that was due before it was stored is claimed by a clock that is behind": Case(
-        "a:1 10-20 run_at=9 created_at=11"
-    ),
-    "two jobs of a key, one after the other": Case("a:1 10-20 key=k, b:1 20-30 key=k"),
-    "one key in two queues": Case("a:1 10-20 key=k, b:1 15-30 key=k queue=r"),
-    "a lowered limit revokes no lease": Case(
-        "j1:1 10.1-300 lease_expires_at=330, j2:1 10.2-300 lease_expires_at=330, j3:1 10.3-300 lease_expires_at=330",
-        limits=[(3, 0), (3, 100), (1, 200), (1, 400)],
-    ),
-    "between two limits the larger one counts": Case(
-        "j1:1 150.1-160, j2:1 150.2-160, j3:1 150.3-160", limits=[(1, 0), (1, 100), (3, 200)]
-    ),
-    "around no limit nothing is checked": Case(
-        "j1:1 150.1-160, j2:1 150.2-160, j3:1 150.3-160", limits=[(1, 0), (None, 200), (1, 400)]
-    ),
-    "the store is ahead of the log": Case(
-        "a:1 10-20 retried, b:1 10-20 dead, c:1 10-20", live=[("a", "inflight", 2), ("b", "ready", 1)]
-    ),
-}
+    A row of the log is `job:fence start-end outcome name=value...`, or `@end` if it ended no lease. It is done unless it says
+    otherwise. A finding is `kind job:fence/other`, and the other is a fence, or a job and its fence.
+    """
+    made = {}
+    for line in text.strip().replace("\n    ", " ").splitlines():
+        name, _, case = line.partition(": ")
+        told, _, around = case.partition(" | ")
+        log, _, finds = told.partition(" => ")
+        limits = re.findall(r"(\d+|none)@(\d+)", around)
+        live = re.findall(r"(\w+):(\w+):(\d+)", around)
+        made[name] = Case(
+            log,
+            finds,
+            [(None if limit == "none" else int(limit), float(seen)) for limit, seen in limits],
+            [(job, state, int(fence)) for job, state, fence in live] or None,
+        )
+    return made
+
+
+BROKEN = cases("""
+two leases of a job overlap by a moment: a:1 10-20 retried, a:2 19.999999-25 => overlapping_leases a:2/1
+a lease overlaps one that expired later: a:1 10-45 expired lease_expires_at=40, a:2 39-50 => overlapping_leases a:2/1
+a lease without extent lies within another: a:1 10-20 retried, a:2 15-15 => overlapping_leases a:2/1
+a later row has a lower fence: a:2 10-20 retried, a:1 30-40 => fence_out_of_order a:1/2
+a row without a lease carries an older fence:
+    a:1 10-11 retried, a:2 20-21 retried, a:1 @22 cancelled => fence_out_of_order a:1/2
+two leases have one fence: a:1 10-20 retried, a:1 30-40 => fence_used_twice a:1/1
+a lease left no row: a:1 10-20 retried, a:3 30-40 => fence_gap a:3/1
+the first lease left no row, in a log that reaches back far enough: old:1 1-2, a:2 30-40 created_at=20 => fence_gap a:2/0
+a job was cancelled with the fence of a lease that left no row: a:1 10-20 retried, a:2 @30 cancelled => fence_gap a:2/1
+three leases where two are allowed: a:1 10-20, b:1 11-20, c:1 19.999999-25 => limit_exceeded c:1 | W 2@100
+the larger of two limits was exceeded between them:
+    j1:1 10.1-20, j2:1 10.2-20, j3:1 10.3-20, j4:1 10.4-20 => limit_exceeded j4:1 | W 2@5 3@60
+leased before it was due: a:1 10-20 run_at=10.000001 => started_early a:1
+two jobs of a key at once: a:1 10-20 key=k, b:1 19-30 key=k => key_held_twice b:1/a:1
+done and then dead: a:1 10-20, a:2 30-40 dead => ended_twice a:2/1
+cancelled and then leased: a:0 @5 cancelled, a:1 30-40 retried => active_after_end a:1/0
+requeued though done: a:1 10-20, a:1 @30 requeued => requeued_alive a:1/1
+settled at the instant the lease was over: a:1 10-40 => settled_too_late a:1
+expired while it was valid: a:1 10-39.999999 expired => expired_too_early a:1
+ended before it began: a:1 10-9 => times_out_of_order a:1
+leased long before it was created: a:1 10-20 created_at=15.5 => times_out_of_order a:1
+over before it began: a:1 10-12 expired lease_expires_at=10 => times_out_of_order a:1
+done, and yet ready: a:1 10-20 state=ready => state_contradicts_outcome a:1
+requeued to be scheduled: a:1 10-20 dead, a:1 @30 requeued state=scheduled => state_contradicts_outcome a:1
+done without a lease: a:0 @20 => lease_contradicts_outcome a:0
+merged under a lease: a:1 10-20 merged => lease_contradicts_outcome a:1
+an outcome nobody knows: a:1 10-20 vanished state=done => unknown_outcome a:1
+a row is there twice: a:1 10-20, a:1 10-20 seq=1 => duplicate_row a:1/1
+a number belongs to two rows: a:1 10-20, b:1 10-20 seq=1 => duplicate_row a:1/b:1
+a lease ended twice, under two numbers: a:1 10-20, a:1 10-20 => duplicate_row a:1/1
+a copied row does not count twice in W: a:1 10-20, a:1 10-20 seq=1, b:1 12-20 => duplicate_row a:1/1 | W 2@100
+the store has lost a job: a:1 10-20 retried, b:1 10-20 => lost_job a:1 | store b:done:1
+the store has an older state than the log: a:1 10-20 retried, a:2 30-40 retried, b:1 10-20
+    => store_contradicts_log a:2/1, store_contradicts_log b:1/1 | store a:ready:1 b:ready:1
+""")
+BROKEN["a lease that began many buckets before still counts"] = Case(
+    f"a:1 10-5000 lease_expires_at=5030, {', '.join(f's{n}:1 {30 + n}-{30.5 + n}' for n in range(2, 900))}, b:1 4999-5001",
+    ", ".join(f"limit_exceeded {job}:1" for job in ("b", *(f"s{n}" for n in range(2, 900)))),
+    limits=[(1, 100)],
+)
+
+CLEAN = cases("""
+a lease begins when the one before ends: a:1 10-20 retried, a:2 20-30 | W 1@0
+leases without extent, all at one instant: a:1 10-10 released, a:2 10-10 released, a:3 10-20 | W 1@0
+an expired lease frees its place before anybody sweeps: a:1 10-60 expired state=dead, b:1 40-50 | W 1@0
+requeued, and the fence goes on:
+    a:1 10-20 dead, a:1 @30 requeued, a:2 40-50 dead, a:2 @60 requeued state=blocked, a:2 @70 merged
+an expired job that absorbed one which is due later:
+    a:1 10-40 expired state=scheduled key=k, b:0 @40 merged key=k, a:2 90-95 key=k
+the first rows of a job have been removed by retention: a:4 10-20 retried seq=7, a:5 30-40 seq=9
+an id is given to another job: a:1 10-20, a:1 110-120 created_at=100
+a job that was due before it was stored is claimed by a clock that is behind: a:1 10-20 run_at=9 created_at=11
+two jobs of a key, one after the other: a:1 10-20 key=k, b:1 20-30 key=k
+one key in two queues: a:1 10-20 key=k, b:1 15-30 key=k queue=r
+a lowered limit revokes no lease: j1:1 10.1-300 lease_expires_at=330, j2:1 10.2-300 lease_expires_at=330,
+    j3:1 10.3-300 lease_expires_at=330 | W 3@0 3@100 1@200 1@400
+between two limits the larger one counts:
+    j1:1 150.1-160, j2:1 150.2-160, j3:1 150.3-160 | W 1@0 1@100 3@200
+around no limit nothing is checked:
+    j1:1 150.1-160, j2:1 150.2-160, j3:1 150.3-160 | W 1@0 none@200 1@400
+the store is ahead of the log: a:1 10-20 retried, b:1 10-20 dead, c:1 10-20 | store a:inflight:2 b:ready:1
+""")
 
 CASES = BROKEN | CLEAN
 
@@ -370,26 +341,6 @@ def test_a_seed_makes_the_same_rows_however_many_tasks_share_the_work(spark: Spa
     )
     assert once == shared
     assert once != other
-
-
-def test_a_history_has_as_many_rows_as_wanted_and_looks_like_a_week() -> None:
-    plan = make_plan(20_000, 3, 7, DEFAULT_QUEUES)
-    slots = plan.slots()
-    assert sum(plan.rows_of_days()) == 20_000
-    hours: Counter[int] = Counter()
-    for slot in slots:
-        for quota in (0, 1, 2, 150, 900):
-            rows = SlotDay(slot, len(slots), 1, quota, 3).rows()
-            assert len({one.seq for one in rows}) == quota
-            assert {one.state for one in rows[-1:]} <= {"done", "dead", "cancelled"}
-            hours.update(one.created_at // HOUR % 24 for one in rows if slot.queue.name == "mail")
-    assert hours[14] > 3 * hours[2]
-    for days, queues, reason in (
-        (0, DEFAULT_QUEUES, "at least one day"),
-        (1, DEFAULT_QUEUES * 2, "same name"),
-    ):
-        with pytest.raises(InvalidRequest, match=reason):
-            make_plan(10, 0, days, queues)
 
 
 def test_the_command_writes_attempts_queues_and_what_was_planted(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any
@@ -113,34 +112,6 @@ def test_minutes_and_hours_count_what_happened_and_split_a_lease_over_the_minute
     assert [one.waiting for one in backlog] == [3, 3, 2, 1]
 
 
-def test_percentiles_are_within_a_bucket_of_the_truth(spark: SparkSession) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print("seed", seed)
-    rng = random.Random(seed)
-    durations = sorted(int(rng.lognormvariate(12, 3)) for _ in range(4001))
-    frame = spark.createDataFrame([(one,) for one in durations], "us long")
-    counted = (
-        frame.groupBy(gold.bucket(F.col("us")).alias("bucket")).count().withColumn("metric", F.lit("wait"))
-    )
-    (found,) = counted.agg(*gold.percentiles("wait", prefix="wait")).collect()
-    truth = [durations[round(share * 4000)] for share in (0.5, 0.95, 0.99)]
-    assert list(found) == pytest.approx(truth, rel=0.05)
-
-
-def test_a_day_starts_with_the_backlog_of_the_days_before_it(spark: SparkSession) -> None:
-    first, third = date(2026, 3, 1), date(2026, 3, 3)
-    days = spark.createDataFrame(
-        [("s", "q", 5, first), ("s", "q", -1, third), ("s", "r", 9, first)],
-        "source string, queue string, change long, date date",
-    )
-    minutes = spark.createDataFrame(
-        [("s", "q", datetime(2026, 3, 3, 0, 1), 0, 0, 1, third)],
-        "source string, queue string, minute timestamp, arrivals long, requeues long, finished long, date date",
-    )
-    (found,) = gold.gold_backlog(minutes, days).collect()
-    assert found.waiting == 4
-
-
 def test_a_job_heard_of_late_changes_the_backlog_of_every_day_it_waited() -> None:
     first, second, third, fourth = known = [date(2026, 3, day) for day in (1, 2, 3, 4)]
     assert gold.affected_dates([("s", "q", second, 1)], known) == {second, third, fourth}
@@ -148,15 +119,6 @@ def test_a_job_heard_of_late_changes_the_backlog_of_every_day_it_waited() -> Non
     assert gold.affected_dates([("s", "q", third, 0)], known) == {third}
     changes = [("s", "q", first, 1), ("s", "r", first, -1)]
     assert gold.affected_dates(changes, [first, fourth]) == {first, fourth}
-
-
-def test_a_worker_s_hours_add_up_over_runs(spark: SparkSession) -> None:
-    over_the_hour = row(1, reserved_at=59 * MINUTE, lease_expires_at=65 * MINUTE, ended_at=61 * MINUTE)
-    rows = gold.attempt_workers(silver(spark, [over_the_hour, row(2), row(3, **NO_LEASE)]))
-    found = by_time(gold.summed_workers(gold.summed_workers(rows), rows).collect(), "hour")
-    assert found[0].busy_us == 2 * 62 * SECOND
-    assert (found[0].executions, found[3600].executions) == (2, 2)
-    assert found[3600].utilisation == pytest.approx(120 / 3600)
 
 
 def test_errors_that_differ_in_ids_numbers_and_names_have_one_fingerprint(spark: SparkSession) -> None:

@@ -18,14 +18,14 @@ from rich.console import Console
 
 from taskharbor.jobs import SECOND
 from taskharbor.spark.report import formatting
-from taskharbor.spark.report.axis_ticks import count_ticks, duration_ticks, log_ticks, time_ticks
+from taskharbor.spark.report.charts import count_ticks, duration_ticks, log_ticks, time_ticks
 from taskharbor.spark.report.data import MOST_BUCKETS, Flow, ReportData, Totals, Verdict, choose
 from taskharbor.spark.report.formatting import DAY, HOUR, MINUTE
 from taskharbor.spark.report.page import render
 from taskharbor.spark.report.summary import sparkline, summary
 
 START = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * SECOND
-HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\x1b[31m"
+HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\x1b[31m\N{RIGHT-TO-LEFT OVERRIDE}"
 NOTHING = ReportData(sources=[], start_us=0, bucket_us=1, buckets=0, made_at_us=START)
 
 
@@ -45,10 +45,8 @@ def made_up(
         if get_origin(kind) is UnionType:
             return dice.choice((None, value(inner[0])))
         if get_origin(kind) is list:
-            length = (
-                6 if isinstance(inner[0], type) and issubclass(inner[0], msgspec.Struct | str) else buckets
-            )
-            return [value(inner[0]) for _ in range(length)]
+            is_of_numbers = not isinstance(inner[0], type) or not issubclass(inner[0], msgspec.Struct | str)
+            return [value(inner[0]) for _ in range(buckets if is_of_numbers else 6)]
         if get_origin(kind) is dict:
             return {name: value(inner[1]) for name in ("done", "retried", "dead", text)}
         return kind(**{field.name: value(field.type) for field in msgspec.structs.fields(kind)})
@@ -99,9 +97,9 @@ class Outline(HTMLParser):
 # -- the page -------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_well_formed_and_every_drawing_is_valid_xml_with_a_description() -> None:
+def test_the_page_is_well_formed_describes_its_drawings_and_needs_no_network_and_no_script() -> None:
     page = render(made_up())
-    text = Outline(page).text
+    found = Outline(page)
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(drawings) > 15
     for drawing in drawings:
@@ -110,37 +108,27 @@ def test_the_page_is_well_formed_and_every_drawing_is_valid_xml_with_a_descripti
         assert "nan" not in drawing
     assert "<title>" in "".join(drawings), "bands that say their numbers when the pointer is over them"
     # A clean audit is the first thing said.
-    verdict = text.index("No violation in 3,921 leases of 2,931 jobs.")
-    assert verdict < text.index("Throughput") < text.index("Slowest jobs")
+    verdict = found.text.index("No violation in 3,921 leases of 2,931 jobs.")
+    assert verdict < found.text.index("Throughput") < found.text.index("Slowest jobs")
 
-
-def test_the_page_needs_no_network_and_no_script() -> None:
-    page = render(made_up())
-    found = Outline(page)
     assert found.names.isdisjoint(("script", "link", "img", "iframe", "object"))
     assert not [name for name, _ in found.attributes if name in ("src", "href", "xlink:href")]
     assert "url(" not in page
     assert "@import" not in page
-
-
-def test_the_page_follows_the_readers_light_or_dark_setting() -> None:
-    page = render(made_up())
+    # It follows the reader's light or dark setting.
     light, dark = (set(re.findall(r"(--[\w-]+): #", part)) for part in re.split(r"@media \(prefers.*", page))
     assert light == dark
     assert set(re.findall(r"var\((--[\w-]+)\)", page)) <= light | {"--look", "--tone"}
 
 
-def test_hidden_characters_are_replaced_in_attributes_too() -> None:
-    page = Outline(render(made_up(text="a\x1b\N{RIGHT-TO-LEFT OVERRIDE}b")))
-    assert [value for _, value in page.attributes if value and "a\ufffd\ufffdb" in value]
-    assert not [value for _, value in page.attributes if value and not value.replace("\n", "").isprintable()]
-
-
-def test_whatever_was_stored_is_shown_as_text_and_never_as_markup() -> None:
+def test_whatever_was_stored_is_shown_as_text_and_never_as_markup_or_hidden() -> None:
     page = Outline(render(made_up(text=HOSTILE)))
     assert page.names.isdisjoint(("script", "img"))
     assert not [name for name, _ in page.attributes if name.startswith("on")]
-    assert HOSTILE.replace("\x1b", "\N{REPLACEMENT CHARACTER}") in page.text
+    shown = HOSTILE.replace("\x1b", "\ufffd").replace("\N{RIGHT-TO-LEFT OVERRIDE}", "\ufffd")
+    assert shown in page.text
+    assert [value for _, value in page.attributes if value and shown in value]
+    assert not [value for _, value in page.attributes if value and not value.replace("\n", "").isprintable()]
 
 
 BROKEN = Verdict(leases=10, jobs=9, kinds={"overlapping leases": 2, "lost job": 1}, examples=["job 7 was"])
@@ -193,12 +181,14 @@ def test_durations_are_said_in_one_unit() -> None:
 
 
 def test_shares_are_never_rounded_to_nothing_or_to_everything_and_large_numbers_are_shortened() -> None:
-    assert (formatting.percent(1, 1_000_000), formatting.percent(999_999, 1_000_000)) == ("<0.1%", ">99.9%")
-    assert (formatting.percent(0, 10), formatting.percent(10, 10), formatting.percent(1, 3)) == (
-        "0%",
-        "100%",
-        "33.3%",
-    )
+    shares = {
+        (1, 10**6): "<0.1%",
+        (999_999, 10**6): ">99.9%",
+        (0, 10): "0%",
+        (10, 10): "100%",
+        (1, 3): "33.3%",
+    }
+    assert {share: formatting.percent(*share) for share in shares} == shares
     shortened = [formatting.short_count(one) for one in (0, 7, 950, 1200, 34_000, 5_600_000)]
     assert shortened == ["0", "7", "950", "1.2k", "34k", "5.6M"]
 
@@ -223,9 +213,6 @@ def test_marks_reach_the_highest_value_and_are_few() -> None:
         over_time = time_ticks(start, start + max(SECOND, int(top)), 8)
         assert len(over_time) <= 9
         assert all(start <= tick.at <= start + max(SECOND, top) for tick in over_time)
-
-
-def test_marks_of_a_logarithmic_axis_enclose_the_values() -> None:
     labels = ", ".join(tick.label for tick in log_ticks(900, 90 * SECOND))
     assert labels == "100 µs, 1 ms, 10 ms, 100 ms, 1 s, 10 s, 1 min, 10 min"
 

@@ -7,10 +7,8 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from records import make_record
@@ -74,21 +72,6 @@ def test_a_dataframe_becomes_jobs_that_are_read_streamed_and_requeued(
     written = (path for path in stream.folder.rglob("*") if path.is_file())
     assert not any(TOKEN.encode() in path.read_bytes() for path in written)
     assert TOKEN not in caplog.text
-
-
-def test_a_token_is_in_no_plan_and_no_message(
-    spark: SparkSession, broker_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = load(spark, broker_url)
-    log.explain("extended")
-    plan: Any = log._jdf.queryExecution()
-    shown = capsys.readouterr()
-    assert "BatchScan taskharbor" in shown.out
-    assert TOKEN not in shown.out + shown.err + plan.toString()
-    nobody = load(spark, f"http://{TOKEN}@127.0.0.1:1")
-    with pytest.raises(AnalysisException, match=r"127\.0\.0\.1:1") as error:
-        nobody.count()
-    assert TOKEN not in str(error.value) + "".join(capsys.readouterr())
 
 
 def test_a_publisher_whose_clock_is_wrong_publishes_all_the_same(

@@ -3,11 +3,9 @@
 `audit` takes the attempt log as a DataFrame and gives one row per violation; `audit_lake` and `audit_store` read it from
 where it is. Each check is a pure function from rows to violations.
 
-violations       the shape of a violation, rules, and what a lease is
-row_checks       checks of single rows, and of their numbers
-job_histories    checks of a job's rows in their order, and of jobs that share a key
-inflight_limits  the check of max_inflight
-run              all checks together, the check against the store, and the result
+run         all checks together over a log, the check against the store, and the result
+checks      the checks of single rows, of a job's rows in their order, of keys and of max_inflight
+violations  rules over rows, the violations they make, and what a lease is
 """
 
 from __future__ import annotations

@@ -12,9 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, JobState
-from taskharbor.spark.audit.inflight_limits import check_limits
-from taskharbor.spark.audit.job_histories import check_keys, check_lives
-from taskharbor.spark.audit.row_checks import check_row_numbers, check_single_rows
+from taskharbor.spark.audit import checks
 from taskharbor.spark.audit.violations import Kind, Rule, Violation, broken
 from taskharbor.spark.lake.layout import Lake
 
@@ -37,17 +35,17 @@ def audit(
     jobs in the store, read after the attempts; without them lost jobs are not looked for. `limits`: source, queue, max_inflight
     and observed_at; without them W is not checked. `as_logged`: the same rows before anybody dropped any as doubled.
     """
-    checks = [
-        check_single_rows(attempts),
-        check_lives(attempts),
-        check_keys(attempts),
-        check_row_numbers(attempts if as_logged is None else as_logged),
+    found = [
+        checks.check_single_rows(attempts),
+        checks.check_lives(attempts),
+        checks.check_keys(attempts),
+        checks.check_row_numbers(attempts if as_logged is None else as_logged),
     ]
     if limits is not None:
-        checks.append(check_limits(attempts, limits))
+        found.append(checks.check_limits(attempts, limits))
     if live_jobs is not None:
-        checks.append(check_live_jobs(attempts, live_jobs))
-    return reduce(DataFrame.unionByName, checks)
+        found.append(check_live_jobs(attempts, live_jobs))
+    return reduce(DataFrame.unionByName, found)
 
 
 def audit_lake(spark: SparkSession, lake: Lake, *, live_jobs: DataFrame | None = None) -> AuditResult:
@@ -107,23 +105,19 @@ def check_live_jobs(attempts: DataFrame, live_jobs: DataFrame) -> DataFrame:
     left_its_end = is_final & (F.col("live.state") != F.col("state"))
     return broken(
         last.join(live, ["source", "job_id"], "left"),
-        [
-            Rule(
-                Kind.LOST_JOB,
-                F.col("live").isNull() & ~has_ended(),
-                F.col("ended_at"),
-                "job {job_id} was {state} after lease {fence} ended at {ended_at}, and the store does not have it",
-            ),
-            Rule(
-                Kind.STORE_CONTRADICTS_LOG,
-                (F.col("live.created_at") == F.col("created_at"))
-                & ((F.col("live.fence") < F.col("fence")) | left_its_end),
-                F.col("ended_at"),
-                "job {job_id} was {state} with fence {fence} at {ended_at}, and the store has it as {live.state} with "
-                "fence {live.fence}",
-                other_fence=F.col("live.fence"),
-            ),
-        ],
+        Rule(
+            Kind.LOST_JOB,
+            F.col("live").isNull() & ~has_ended(),
+            "job {job_id} was {state} after lease {fence} ended at {ended_at}, and the store does not have it",
+        ),
+        Rule(
+            Kind.STORE_CONTRADICTS_LOG,
+            (F.col("live.created_at") == F.col("created_at"))
+            & ((F.col("live.fence") < F.col("fence")) | left_its_end),
+            "job {job_id} was {state} with fence {fence} at {ended_at}, and the store has it as {live.state} with "
+            "fence {live.fence}",
+            other_fence=F.col("live.fence"),
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from functools import reduce
@@ -86,14 +86,15 @@ class Rule(NamedTuple):
 
     kind: Kind
     broken: Column
-    at: Column
     text: str
+    at: Column | None = None
+    """The instant of the violation; None: that of the row's end."""
     other_job_id: Column | None = None
     other_fence: Column | None = None
     values: Mapping[str, Column] = {}
 
 
-def broken(rows: DataFrame, rules: Sequence[Rule]) -> DataFrame:
+def broken(rows: DataFrame, *rules: Rule) -> DataFrame:
     """Return one violation for every rule that a row breaks, in one pass over the rows."""
     # Almost no row breaks a rule. The rows that do are found before any sentence is made.
     suspects = rows.where(reduce(or_, (F.coalesce(rule.broken, F.lit(False)) for rule in rules)))
@@ -103,22 +104,22 @@ def broken(rows: DataFrame, rules: Sequence[Rule]) -> DataFrame:
 
 
 def _finding(rule: Rule) -> Column:
+    at = F.col("ended_at") if rule.at is None else rule.at
     return F.struct(
         F.lit(str(rule.kind)).alias("kind"),
         *("source", "queue", "job_id", "fence"),
         F.lit(rule.other_job_id).cast("string").alias("other_job_id"),
         F.lit(rule.other_fence).cast("bigint").alias("other_fence"),
-        rule.at.alias("at"),
-        _sentence(rule).alias("text"),
+        at.alias("at"),
+        _sentence(rule.text, {"at": at, **rule.values}).alias("text"),
     )
 
 
-def _sentence(rule: Rule) -> Column:
+def _sentence(text: str, values: Mapping[str, Column]) -> Column:
     """Instants are written as in ISO 8601, a missing value as `none`."""
-    values = {"at": rule.at, **rule.values}
-    names = _NAME.findall(rule.text)
+    names = _NAME.findall(text)
     columns = (F.coalesce(values.get(name, F.col(name)).cast("string"), F.lit("none")) for name in names)
-    return F.format_string(_NAME.sub("%s", rule.text), *columns)
+    return F.format_string(_NAME.sub("%s", text), *columns)
 
 
 # -- leases ---------------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """The lake: what the attempt log says, as Parquet tables that grow by each run and never hold half of one.
 
-tables      the columns of every table
-layout      where tables lie, how a change to several takes effect as one; `manifests` are what makes it so
 run         one run, from a store or a DataFrame through all tables
-silver, gold, objectives
-            the transformations, each from rows to rows
-compaction, vacuum
-            few files instead of many, and none that nobody needs
+silver      the rows of the log, each once with its wait and its run, and one row per job
+gold        counts by minute and hour, concurrency, backlog, workers and errors
+objectives  the rate at which a queue uses up the failures that its objective allows
+tables      the columns of every table
+layout      the folders of tables, and a change to several that takes effect as one
+manifests   the lists of files that make it so
+compaction  few files instead of many
+vacuum      removes files that nobody needs
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ def _by(tallies: DataFrame, durations: DataFrame, bucket: str, length_us: int) -
         .groupBy(*keys)
         .agg(
             *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in TALLY_NAMES),
-            *percentiles("wait", prefix="wait"),
-            *percentiles("run", prefix="run"),
+            *percentiles("wait"),
+            *percentiles("run"),
         )
     )
     return found.withColumn("concurrency", F.col("busy_us") / F.lit(float(length_us)))
@@ -329,13 +329,13 @@ def bucket(duration_us: Column) -> Column:
     return F.floor(F.ln(above_zero) / F.lit(math.log(GROWTH))).cast("int")
 
 
-def percentiles(metric: str, *, prefix: str) -> list[Column]:
+def percentiles(metric: str) -> list[Column]:
     """p50, p95 and p99 in microseconds over rows (metric, bucket, count) of a group; null where there are none."""
     fractions = ", ".join(str(percent / 100) for percent in PERCENTS)
     # Interpolates between bucket numbers, that is geometrically between durations.
     found = F.expr(f"percentile(bucket, array({fractions}), count) FILTER (WHERE metric = '{metric}')")
     return [
-        _duration(found.getItem(index)).alias(f"{prefix}_p{percent}_us")
+        _duration(found.getItem(index)).alias(f"{metric}_p{percent}_us")
         for index, percent in enumerate(PERCENTS)
     ]
 

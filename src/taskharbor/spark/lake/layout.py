@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow.parquet as parquet
 
@@ -141,13 +141,12 @@ class Change:
         return self.manifest
 
 
-class Written:
+class Written(NamedTuple):
     """The directories that one write made, by date."""
 
-    def __init__(self, table: str, name: str, by_date: dict[str, Directory]) -> None:
-        self.table = table
-        self.name = name
-        self.by_date = by_date
+    table: str
+    name: str
+    by_date: dict[str, Directory]
 
     @property
     def rows(self) -> int:

@@ -1,14 +1,13 @@
 """One self-contained HTML page about a history of jobs, and a summary of it for the terminal.
 
-formatting   numbers and times as text
-data         the numbers of the report, and the buckets of time that they are counted in
-queries      Spark queries over the tables of a lake
-collect      the numbers, from the results of the queries
-sections     sections with charts, from the numbers
-charts       geometry of the charts
-axis_ticks   marks of the axes of charts
-page         the HTML file, by the templates in `templates/`
-summary      the numbers for a terminal
+queries     Spark queries over the tables of a lake
+collect     the numbers, from the results of the queries
+data        the numbers of the report, and the buckets of time that they are counted in
+sections    sections with charts, from the numbers
+charts      geometry of the charts, and the marks of their axes
+formatting  numbers and times as text
+page        the HTML file, by the templates in `templates/`
+summary     the numbers for a terminal
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
-from taskharbor.spark.report.axis_ticks import Tick, count_ticks, duration_ticks, log_ticks, time_ticks
+from taskharbor.jobs import SECOND, Micros
+from taskharbor.spark.report import formatting
 from taskharbor.spark.report.data import Buckets, RunTimes
-from taskharbor.spark.report.formatting import duration, plural, short_count, shortened
+from taskharbor.spark.report.formatting import DAY, HOUR, MINUTE, UNITS, clock, duration, moment, short_count
 
 WIDE, HALF, NARROW = 1000, 474, 350
 # A chart of this width has room beside its plot, and a reader with a pointer.
@@ -22,6 +23,76 @@ ROOMY = 460
 Point: TypeAlias = tuple[float, float]
 # Tag, attributes, text and hint of an SVG element.
 Shape: TypeAlias = tuple[str, dict[str, str], str, str]
+
+
+# -- marks of axes: round numbers and whole units of time, few of them ----------------------------------------------
+
+TIME_STEPS = (
+    *(SECOND * n // 10 for n in (1, 2, 5)),
+    *(unit * n for unit in (SECOND, MINUTE) for n in (1, 2, 5, 10, 15, 30)),
+    *(HOUR * n for n in (1, 2, 3, 6, 12)),
+    *(DAY * n for n in (1, 2, 7, 14, 28, 56, 112, 364)),
+)
+LOG_MARKS = (
+    *(10**n for n in range(6)),
+    *(unit * n for unit in (SECOND, MINUTE, HOUR) for n in (1, 10)),
+    *(DAY * n for n in (4, 40, 400)),
+)
+LOG_NAMES = {MINUTE: "1 min", HOUR: "1 h"}
+
+
+class Tick(NamedTuple):
+    """A mark at a value of an axis."""
+
+    at: float
+    label: str
+
+
+def count_ticks(top: float, most: int = 4, *, whole: bool = True) -> list[Tick]:
+    """From 0 to the first round number at or above `top`."""
+    step = max(_round_step(max(top, 1e-9) / most), 1.0 if whole else 0.0)
+    last = math.ceil(max(top, step) / step - 1e-9)
+    return [Tick(n * step, short_count(n * step)) for n in range(last + 1)]
+
+
+def duration_ticks(top: float, most: int = 4) -> list[Tick]:
+    """From 0 to the first mark at or above `top` microseconds, in whole units of time."""
+    wanted = max(top, 1.0) / most
+    step = _round_step(wanted) if wanted < SECOND else float(_time_step(wanted))
+    last = math.ceil(max(top, 1.0) / step - 1e-9)
+    unit, name = next((unit, name) for unit, name in UNITS if last * step >= unit)
+    return [Tick(n * step, f"{short_count(n * step / unit)} {name}" if n else "0") for n in range(last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[Tick]:
+    """Powers of ten below a minute and usual lengths of time above; one mark at or outside each end."""
+    below = [mark for mark in LOG_MARKS if mark <= low][-1:]
+    inside = [mark for mark in LOG_MARKS if low < mark < high]
+    above = [mark for mark in LOG_MARKS if mark >= high][:1]
+    return [Tick(float(mark), LOG_NAMES.get(mark) or duration(mark)) for mark in (*below, *inside, *above)]
+
+
+def time_ticks(start: Micros, end: Micros, most: int) -> list[Tick]:
+    """Return ticks at whole steps of the clock. Midnight shows the day instead of the time."""
+    step = _time_step(max(1, end - start) / most)
+    ticks = []
+    for at in range(-(-start // step) * step, end + 1, step):
+        is_day = at % DAY == 0 and step >= MINUTE
+        ticks.append(Tick(at, f"{moment(at).day} {moment(at):%b}" if is_day else clock(at, step)))
+    return ticks
+
+
+def _time_step(wanted: float) -> Micros:
+    step = next((one for one in TIME_STEPS if one >= wanted), TIME_STEPS[-1])
+    return step * math.ceil(wanted / step)
+
+
+def _round_step(wanted: float) -> float:
+    power = 10.0 ** math.floor(math.log10(wanted))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= wanted * (1 - 1e-9))
+
+
+# -- a drawing ------------------------------------------------------------------------------------------------------
 
 
 class Series(NamedTuple):
@@ -256,7 +327,7 @@ def range_chart(width: float, times: Sequence[RunTimes]) -> Chart:
         chart.line(p99, y - 4, p99, y + 4, "done line")
         chart.add("circle", "p50 fill ringed", cx=p50, cy=y, r=5)
         if width >= ROOMY:
-            hint = f"{one.type}: {plural(one.executions, 'execution')}\np50 · p95 · p99: {note}"
+            hint = f"{one.type}: {formatting.plural(one.executions, 'execution')}\np50 · p95 · p99: {note}"
             chart.add("rect", "hit", "", hint, x=0, y=y - 14, width=width, height=28)
     return chart
 
@@ -291,7 +362,7 @@ def text_width(words: str, size: float = 12) -> float:
 
 def _fitting(words: str, room: float) -> str:
     while text_width(words, 13) > room and len(words) > 4:
-        words = shortened(words, len(words) - 1)
+        words = formatting.shortened(words, len(words) - 1)
     return words
 
 

@@ -34,7 +34,7 @@ def waits(durations: DataFrame, buckets: Buckets) -> DataFrame:
     """(index, wait_p50_us, wait_p95_us, wait_p99_us) from histograms, which add up over queues and time."""
     measured = durations.where(F.col("metric") == "wait")
     by_bucket = measured.groupBy(_index(F.col("minute"), buckets))
-    return by_bucket.agg(*percentiles("wait", prefix="wait")).where(_is_inside(buckets))
+    return by_bucket.agg(*percentiles("wait")).where(_is_inside(buckets))
 
 
 def loads(workers: DataFrame, buckets: Buckets) -> DataFrame:
@@ -67,7 +67,7 @@ def job_counts(lifecycles: DataFrame) -> DataFrame:
 def durations(histograms: DataFrame) -> DataFrame:
     """(type, executions, wait_p50_us ... run_p99_us) of the most frequent types; the row without a type is for all."""
     ran = F.sum(F.when(F.col("metric") == "run", F.col("count")).otherwise(0)).alias("executions")
-    times = (*percentiles("wait", prefix="wait"), *percentiles("run", prefix="run"))
+    times = (*percentiles("wait"), *percentiles("run"))
     frequent = (F.desc("executions"), F.col("type").asc_nulls_first())
     return histograms.rollup("type").agg(ran, *times).orderBy(*frequent).limit(TYPES_SHOWN + 1)
 

@@ -1,4 +1,6 @@
-"""A DataFrame becomes jobs: staged by the tasks, published in one step when all of them are done.
+"""A DataFrame becomes jobs, or names jobs to requeue, cancel or purge.
+
+Jobs are staged by the tasks and published in one step when all of them are done.
 
 A task stages under its own attempt, so of a partition that was computed twice (a retry, a speculative copy) only what the
 winner staged is published. A batch of a stream has the same name whenever it is done over, and is published once.
@@ -6,10 +8,15 @@ winner staged is published. A batch of a stream has the same name whenever it is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
+import pyarrow.types as kinds
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -22,14 +29,16 @@ from pyspark.sql.types import StructType
 
 from taskharbor.bulk.stage import new_write, numbered_write, wall_clock
 from taskharbor.bulk.store import open_store
-from taskharbor.errors import InvalidRequest, TaskHarborError
-from taskharbor.jobs import Micros
+from taskharbor.client import chunks
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import InvalidRequest, JobError, TaskHarborError
+from taskharbor.jobs import JobState, Micros
 from taskharbor.requests import RecordBuilder
 from taskharbor.spark.session import require_shared_store
-from taskharbor.spark.source.requests import OPTIONS, RowsToJobs
-from taskharbor.spark.source.triage import ACTIONS, TriageWriter
+from taskharbor.spark.source.requests import OPTIONS, RowRefused, RowsToJobs
 
 ENQUEUE = "enqueue"
+ACTIONS = ("requeue", "cancel", "purge")
 
 _KNOWN_OPTIONS = {"url", "mode", *OPTIONS}
 _SPARK_OPTIONS = {"path", "checkpointlocation", "queryname", "outputmode"}
@@ -157,3 +166,85 @@ def _context() -> TaskContext:
     if context is None:
         raise TaskHarborError("this runs in tasks of Spark only")
     return context
+
+
+# -- triage of dead jobs with Spark SQL ------------------------------------------------------------------------------
+
+# Tasks only collect the ids; the work is done when all of them are there. So a task that is tried again does nothing twice, and a
+# write that is aborted has done nothing. The work itself goes in batches, each a transaction: what could not be done is reported
+# at the end, and what was done stays done.
+BATCH = 1000
+EXAMPLES = 5
+
+
+class TriageIncomplete(TaskHarborError):
+    """Some jobs could not be requeued, cancelled or purged. The others were."""
+
+
+@dataclass
+class CollectedIds(WriterCommitMessage):
+    packed: bytes
+
+
+class TriageWriter(DataSourceArrowWriter):
+    def __init__(self, url: str, action: str, columns: Sequence[str]) -> None:
+        if "id" not in columns:
+            raise InvalidRequest(f"mode={action!r} takes a column `id` with the ids of the jobs")
+        self._url = url
+        self._action = action
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        ids: dict[str, None] = {}
+        for batch in iterator:
+            column = batch.column("id")
+            if not (kinds.is_string(column.type) or kinds.is_large_string(column.type)):
+                raise RowRefused(f"the column `id` holds {column.type}, not text: ids of jobs are text")
+            if column.null_count:
+                raise RowRefused("the column `id` is null in some row: leave such rows out")
+            ids.update(dict.fromkeys(column.to_pylist()))
+        return CollectedIds(zlib.compress(msgspec.msgpack.encode(list(ids)), 1))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        ids: dict[str, None] = {}
+        for message in messages:
+            if isinstance(message, CollectedIds):
+                ids |= dict.fromkeys(msgspec.msgpack.decode(zlib.decompress(message.packed), type=list[str]))
+        check_answers(self._action, triage(self._url, self._action, list(ids)))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Nothing was done yet."""
+
+
+def check_answers(action: str, answers: Iterable[JobState | JobError]) -> None:
+    """Raise TriageIncomplete if some jobs could not be changed. It says how many were, by state, and why the others were not."""
+    done: Counter[str] = Counter()
+    refused: defaultdict[str, list[str]] = defaultdict(list)
+    for answer in answers:
+        if isinstance(answer, JobError):
+            refused[answer.detail or answer.reason].append(answer.job_id)
+        else:
+            done[str(answer)] += 1
+    if not refused:
+        return
+    states = ", ".join(f"{state} {count}" for state, count in sorted(done.items()))
+    parts = [f"{action}: {done.total()} done" + (f" ({states})" if states else "")]
+    for reason, ids in sorted(refused.items()):
+        parts.append(f"{len(ids)} not, {reason} (e.g. {', '.join(ids[:EXAMPLES])})")
+    raise TriageIncomplete(f"{'; '.join(parts)}. What was done stays done")
+
+
+def triage(url: str, action: str, job_ids: Sequence[str]) -> list[JobState | JobError]:
+    """One answer per id. For purge: the state that the job had."""
+
+    async def ask() -> list[JobState | JobError]:
+        answers: list[JobState | JobError] = []
+        async with connect(url) as driver:
+            for some in chunks(job_ids, BATCH):
+                if action == "purge":
+                    answers += await driver.remove(some)
+                else:
+                    call = driver.requeue if action == "requeue" else driver.cancel
+                    answers += await call(some, now=await driver.time())
+        return answers
+
+    return asyncio.run(ask())

@@ -1,7 +1,6 @@
 """Executors as workers: the ordinary worker inside Spark tasks, with one Spark job for each.
 
-- `launcher`: submits the workers and waits for them.
-- `executor_task`: the worker inside a Spark task.
+- `launcher`: submits the workers and waits for them; the worker inside a Spark task.
 - `stop_mark`: the mark in the store that asks all of them to stop.
 """
 

@@ -1,4 +1,4 @@
-"""Runs workers on executors and keeps them running: the driver's side.
+"""Runs workers on executors and keeps them running: the driver's side, and at the end the task's.
 
 Each worker is a Spark job of its own, submitted from a thread of its own: a stage that fails takes only one of them down, and
 that one is submitted again until the run is over.
@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 
 from taskharbor.cli.app_loading import load_app
+from taskharbor.cli.errors import BadInput
 from taskharbor.client import Client
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import JobState
 from taskharbor.requests import new_id
 from taskharbor.spark.session import require_shared_store
-from taskharbor.spark.workers.executor_task import Order, TaskReport, WorkerOptions, work
-from taskharbor.spark.workers.stop_mark import clear_mark, is_marked, set_mark
+from taskharbor.spark.workers.stop_mark import clear_mark, is_marked, set_mark, watching
 from taskharbor.worker.process_setup import interrupts
 
 if TYPE_CHECKING:
@@ -54,6 +56,24 @@ DEFAULT_GRACE = 30.0
 _AFTER_GRACE = 10.0
 """Seconds that a worker needs beyond its grace period: to notice the mark, end handlers that do not stop, write and report."""
 _AFTER_CANCEL = 15.0
+_SHIP = " (executors import the app themselves: ship it with --py-files or SparkContext.addPyFile)"
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Settings of each worker, as `Worker` takes them."""
+
+    queues: list[str]
+    types: list[str]
+    concurrency: int
+    lease: float
+    heartbeat: float
+    poll_interval: float
+    prefetch: int
+    batch: int
+    grace: float
+    until_empty: bool
+    max_jobs: int
+    max_seconds: float
 
 
 class ExecutorWorker(msgspec.Struct, kw_only=True):
@@ -232,9 +252,8 @@ class _WorkerRun:
                     return
                 in_a_row += 1
                 if in_a_row >= MOST_LOSSES:
-                    self._give_up(
-                        f"worker {worker.number} failed {in_a_row} times in a row: see the executors' logs"
-                    )
+                    said = f"worker {worker.number} failed {in_a_row} times in a row"
+                    self._give_up(f"{said}: see the executors' logs")
                 self._stopping.wait(min(0.1 * 2**in_a_row, 10.0))
         except BaseException as error:  # Said by the thread that waits for all of them.
             self._give_up(f"worker {worker.number} could not be submitted: {type(error).__name__}: {error}")
@@ -248,8 +267,12 @@ class _WorkerRun:
         # The thread's own, in the JVM too: cancelling this group ends this worker and no other.
         context.setJobGroup(self._group(worker), f"TaskHarbor worker {worker.number}", interruptOnCancel=True)
         worker.submitted += 1
+        options: dict[str, Any] = dict(self._options)
+        if self._ends is not None:
+            options["max_seconds"] = max(0.0, self._ends - time.monotonic())
+        order = Order(run=self._name, number=worker.number, app=self._app, url=self._url, options=options)
         try:
-            (report,) = context.parallelize([self._order(worker)], 1).mapPartitions(work).collect()
+            (report,) = context.parallelize([order], 1).mapPartitions(work).collect()
         except (Py4JError, PySparkException) as failure:
             worker.lost += 1
             reason = str(failure).strip().splitlines()
@@ -258,12 +281,6 @@ class _WorkerRun:
             return None
         assert isinstance(report, TaskReport)
         return report
-
-    def _order(self, worker: ExecutorWorker) -> Order:
-        options: dict[str, Any] = dict(self._options)
-        if self._ends is not None:
-            options["max_seconds"] = max(0.0, self._ends - time.monotonic())
-        return Order(run=self._name, number=worker.number, app=self._app, url=self._url, options=options)
 
     def _group(self, worker: ExecutorWorker) -> str:
         return f"taskharbor-{self._name}-{worker.number}"
@@ -361,3 +378,62 @@ def _context(spark: SparkSession) -> SparkContext:
         raise InvalidRequest(
             "workers need a classic Spark session: Spark Connect cannot run one Spark job per worker"
         ) from None
+
+
+# -- the worker inside a Spark task -----------------------------------------------------------------------------------
+
+# The app's ordinary worker, on the task's main thread, until its bounds or a stop. Nothing here may depend on clean-up: a lost
+# executor or a cancelled task dies at any line, and leases expire.
+
+
+class Order(msgspec.Struct, kw_only=True):
+    """The data that a task gets. Plain values: the app itself is imported in the task."""
+
+    run: str
+    number: int
+    app: str
+    url: str | None
+    options: dict[str, Any]
+
+
+class TaskReport(msgspec.Struct, kw_only=True):
+    """The report of a task about its worker. A task whose executor died gives none."""
+
+    worker: str
+    host: str
+    outcomes: dict[str, int]
+    seconds: float
+    problem: str = ""
+    """The reason why the worker could not work, if it would be the same on any other executor."""
+
+
+def work(orders: Iterable[Order]) -> Iterator[TaskReport]:
+    """Run workers in `mapPartitions`, with one order per partition."""
+    for order in orders:
+        host, started = socket.gethostname(), time.monotonic()
+        name = f"spark-{order.number}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
+        outcomes: dict[str, int] = {}
+        problem = ""
+        try:
+            outcomes = _run_worker(order, name)
+        except Exception as error:
+            # Returned as a value: after an exception, Spark would repeat the task on other executors.
+            problem = f"{type(error).__name__}: {error}" + (_SHIP if isinstance(error, BadInput) else "")
+        seconds = time.monotonic() - started
+        yield TaskReport(worker=name, host=host, outcomes=outcomes, seconds=seconds, problem=problem)
+
+
+def _run_worker(order: Order, name: str) -> dict[str, int]:
+    harbor = load_app(order.app)
+    if order.url is not None:
+        harbor.use(order.url)
+    client = Client(harbor.driver())
+    try:
+        if is_marked(client, order.run):
+            return {}  # Asked to stop before this one began.
+        worker = harbor.worker(**order.options, name=name)
+        with watching(client, order.run, worker.stop):
+            worker.run()
+    finally:
+        client.close()
+    return {str(outcome): count for outcome, count in worker.outcomes.items()}
