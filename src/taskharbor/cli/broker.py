@@ -24,7 +24,7 @@ from taskharbor.errors import InvalidRequest, MissingExtra
 from taskharbor.jobs import to_micros
 
 if TYPE_CHECKING:
-    from taskharbor.broker.server import TLS, BrokerServer
+    from taskharbor.broker.server import BrokerServer
     from taskharbor.broker.tokens import Token
 
 log = logging.getLogger("taskharbor.broker")
@@ -80,7 +80,13 @@ def broker(settings: Invocation, /, **options: Any) -> None:
     tokens = _tokens(options["token_file"])
     with _hint(f"bind to 127.0.0.1, or {_MAKE_TOKENS}"):
         server.check_exposure(host, has_tokens=bool(tokens))
-    tls = _tls(options["tls_cert"], options["tls_key"])
+    certificate, key = options["tls_cert"], options["tls_key"]
+    tls = None if certificate is None else server.TLS(certificate, key)
+    if tls is not None:
+        tls.check()
+    elif key is not None:
+        hint = "give both, or a certificate file with the key in it"
+        raise BadInput("--tls-key is given without --tls-cert", hint=hint)
     if tls is None and tokens and not is_loopback(host):
         log.warning("tokens and payloads travel unencrypted: use --tls-cert, or a proxy with TLS in front")
     driver = connect(url)
@@ -144,19 +150,6 @@ def _tokens(file: Path | None) -> tuple[Token, ...]:
     if file is not None and others_can_read(file):
         log.warning("everybody on this machine can read %s: chmod 600 it", file)
     return tokens
-
-
-def _tls(certificate: Path | None, key: Path | None) -> TLS | None:
-    from taskharbor.broker.server import TLS
-
-    if certificate is not None:
-        tls = TLS(certificate, key)
-        tls.check()
-        return tls
-    if key is not None:
-        hint = "give both, or a certificate file with the key in it"
-        raise BadInput("--tls-key is given without --tls-cert", hint=hint)
-    return None
 
 
 def _listen(host: str, port: int) -> socket.socket:

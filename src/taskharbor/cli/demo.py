@@ -55,8 +55,9 @@ def demo(settings: Invocation, jobs: int, seed: int, keep: bool, report: Path, q
         well = outcome.well and (analysis is None or analysis.is_clean)
         kept = keep or not well
         if settings.json:
-            document = {"seed": seed, "database": run.url, "kept": kept, "lacking": lacking}
-            emit({**_document(outcome), **document, "audit": analysis and analysis.document()})
+            audit = analysis and {"clean": analysis.is_clean, **msgspec.structs.asdict(analysis)}
+            document = {"seed": seed, "database": run.url, "kept": kept, "lacking": lacking, "audit": audit}
+            emit({**_document(outcome), **document})
         if analysis is not None:
             style = "bold green" if analysis.is_clean else "bold red"
             _say(settings, cell(f"{analysis.verdict}  (pipeline and audit, {analysis.seconds:.0f} s)", style))

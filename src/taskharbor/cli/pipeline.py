@@ -70,17 +70,16 @@ def audit(settings: Invocation, folder: Path, master: str | None) -> int:
         result = audit_lake(spark, lake)
     if settings.json:
         out.emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
-        return 0 if result.is_clean else FAILED
-    screen, looked_at = out.console(), f"{result.rows:,} rows of {result.jobs:,} jobs"
-    if result.is_clean:
-        screen.print(cell(f"no violation in {looked_at}", "bold green"))
-        return 0
-    screen.print(cell(f"{result.violations:,} violations in {looked_at}", "bold red"))
-    for kind, count in result.kinds.items():
-        screen.print(cell(f"{count:>8,}  {kind}", "red"))
-    for one in result.examples:
-        screen.print(cell(f"{one.kind}: {one.text}"))
-    return FAILED
+    else:
+        screen = out.console()
+        found = "no violation" if result.is_clean else f"{result.violations:,} violations"
+        headline = f"{found} in {result.rows:,} rows of {result.jobs:,} jobs"
+        screen.print(cell(headline, "bold green" if result.is_clean else "bold red"))
+        for kind, count in result.kinds.items():
+            screen.print(cell(f"{count:>8,}  {kind}", "red"))
+        for one in result.examples:
+            screen.print(cell(f"{one.kind}: {one.text}"))
+    return 0 if result.is_clean else FAILED
 
 
 @pipeline.command()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -48,10 +48,6 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     def is_clean(self) -> bool:
         """True if no guarantee was broken."""
         return not self.violations
-
-    def document(self) -> dict[str, Any]:
-        """The findings for `--json`."""
-        return {"clean": self.is_clean, **msgspec.structs.asdict(self)}
 
     @property
     def verdict(self) -> str:
