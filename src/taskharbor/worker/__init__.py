@@ -1,9 +1,20 @@
-"""The worker: leases jobs, runs their handlers, writes how they ended. Four loops with one duty each.
+"""The worker: leases jobs, runs their handlers, writes how they ended.
 
-`worker` is what a user starts; `backend_loop` starts and stops the backend's loops, and sweeps. A job passes through `fetch`
-(leased), `run` (on the event loop, on threads, many in one call) or `processes` (with `process_child` at the other end),
-`decide` (what is written for it) and `settle` (written); `heartbeat` keeps its lease meanwhile. `process_setup` sets up a process
-that works, `supervise` keeps several of them running, `health` and `logs` tell how they are.
+The modules, in the order in which a job passes through them:
+
+- `worker`: the worker that a user starts. It shares its jobs out and starts both sides.
+- `backend_loop`: starts and stops the loops on the backend's side, and sweeps.
+- `fetch`: leases jobs.
+- `heartbeat`: keeps their leases until they are settled.
+- `run`: runs handlers on the event loop, on threads, or many jobs in one call.
+- `processes`: runs handlers in processes of their own.
+- `process_child`: the other end of such a process, and the messages between both.
+- `decide`: which settlement to write for an execution.
+- `settle`: writes settlements.
+- `process_setup`: settings and signals of a process that works.
+- `supervise`: keeps several worker processes running.
+- `health`: tells over HTTP how a worker is.
+- `logs`: the log output of a worker process.
 """
 
 from taskharbor.worker.worker import Worker

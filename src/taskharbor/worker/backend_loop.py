@@ -37,6 +37,7 @@ class Engine(BackendLoop):
         self._in_a_hurry = False
         self._fetch = FetchLoop(assignment)
         self._heartbeat = HeartbeatLoop(assignment)
+        assignment.heartbeat_over.set()
         self._settle = SettleLoop(assignment, self._fetch.made_room)
         self._sweep = SweepLoop(self._driver, clock=self._clock, rng=assignment.outage.random)
         self._runner.finished = self._settle.finished

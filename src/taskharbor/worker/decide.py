@@ -94,10 +94,8 @@ def describe(error: BaseException) -> Failure:
 
 
 def _is_own(trace: TracebackType) -> bool:
-    filename = trace.tb_frame.f_code.co_filename
-    return filename.startswith(_OWN_CODE) or filename.endswith(
-        ("asyncio/timeouts.py", "asyncio\\timeouts.py")
-    )
+    file = trace.tb_frame.f_code.co_filename
+    return file.startswith(_OWN_CODE) or file.endswith(("asyncio/timeouts.py", "asyncio\\timeouts.py"))
 
 
 def _delay(record: JobRecord, handler: Handler, attempts: int) -> Micros:

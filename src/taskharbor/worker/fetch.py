@@ -133,15 +133,14 @@ class Pace:
         self._completed = completed
 
 
-class Allowance:
+class Allowance(msgspec.Struct, eq=False):
     """The number of jobs that a worker may still claim, over all of its fetch loops."""
 
-    def __init__(self, jobs: int = sys.maxsize, *, is_shared: bool = False) -> None:
-        self.left = jobs
-        self.turn = asyncio.Lock()
-        """Held over a look at the queues: two at once could take more than is left."""
-        self.is_shared = is_shared
-        """True if several fetch loops share it."""
+    left: int = sys.maxsize
+    is_shared: bool = False
+    """True if several fetch loops share it."""
+    turn: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    """Held over a look at the queues: two at once could take more than is left."""
 
 
 class Assignment(msgspec.Struct, eq=False, kw_only=True):
@@ -249,9 +248,8 @@ class FetchLoop(BackendLoop):
         await asyncio.sleep(_LET_BEGIN)
 
     def _target(self) -> int:
-        return self._config.concurrency + min(
-            self._config.prefetch, int(self._pace.per_second * AHEAD_SECONDS)
-        )
+        ahead = int(self._pace.per_second * AHEAD_SECONDS)
+        return self._config.concurrency + min(self._config.prefetch, ahead)
 
     def _wanted(self) -> int:
         """The number of jobs to lease now; 0 while a larger batch is worth waiting for."""

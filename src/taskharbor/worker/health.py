@@ -23,7 +23,6 @@ Look: TypeAlias = Callable[[], tuple[bool, dict[str, Any]]]
 """Tells if the worker is ready, and the details to answer with. Called from the server's threads."""
 
 DEFAULT_HOST = "127.0.0.1"
-_SLOWEST_CLIENT = 5.0
 
 
 class HealthServer(ThreadingHTTPServer):
@@ -71,7 +70,7 @@ class HealthServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = _SLOWEST_CLIENT
+    timeout = 5.0  # Seconds that a client may take.
     server: HealthServer
 
     def do_GET(self) -> None:

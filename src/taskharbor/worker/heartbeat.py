@@ -11,7 +11,7 @@ import logging
 
 from taskharbor.drivers.contract import Extension
 from taskharbor.errors import BackendUnavailable, JobError
-from taskharbor.worker.fetch import Assignment, BackendLoop
+from taskharbor.worker.fetch import BackendLoop
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, Hold
 
 log = logging.getLogger("taskharbor.worker")
@@ -19,10 +19,6 @@ log = logging.getLogger("taskharbor.worker")
 
 class HeartbeatLoop(BackendLoop):
     """Extends leases, and hears of those that are lost or asked to stop."""
-
-    def __init__(self, assignment: Assignment) -> None:
-        super().__init__(assignment)
-        assignment.heartbeat_over.set()
 
     async def run(self) -> None:
         pause = interval = self._config.heartbeat

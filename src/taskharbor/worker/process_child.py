@@ -136,13 +136,7 @@ def find(wanted: Wanted) -> Handler:
 
 
 def main(connection: Connection, orders: Orders) -> None:
-    """The life of a worker process, from its start to the worker's end of it."""
-    _detach(orders.worker_pid)
-    Child(connection, orders).serve()
-
-
-def _detach(worker_pid: int) -> None:
-    """Leave the terminal's signals to the worker, and do not outlive it."""
+    """The life of a worker process: it leaves the terminal's signals to the worker, and does not outlive it."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpgid(0, 0)
     for number in _TERMINAL:
@@ -154,8 +148,9 @@ def _detach(worker_pid: int) -> None:
         # The listening thread notices too, but not while C code keeps the interpreter to itself.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != worker_pid:
+        if os.getppid() != orders.worker_pid:
             os._exit(1)
+    Child(connection, orders).serve()
 
 
 class Child:

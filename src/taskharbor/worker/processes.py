@@ -87,14 +87,10 @@ class ProcessPool:
 
     async def close(self) -> None:
         """End all processes and see them gone."""
-        self.abandon()
-        await asyncio.gather(*(process.gone.wait() for process in list(self._processes)))
-
-    def abandon(self) -> None:
-        """End all processes, without waiting."""
         self._idle.clear()
         for process in list(self._processes):
             process.end()
+        await asyncio.gather(*(process.gone.wait() for process in list(self._processes)))
 
     # -- processes -------------------------------------------------------------------------------------------
 
@@ -253,9 +249,8 @@ class WorkerProcess:
 
     def _note_end(self, complaint: str) -> None:
         if not self._answer.done():
-            self._answer.set_exception(
-                WorkerProcessDied(complaint) if self._has_begun else NotBegun(complaint)
-            )
+            kind = WorkerProcessDied if self._has_begun else NotBegun
+            self._answer.set_exception(kind(complaint))
             self._answer.exception()  # Somebody may have stopped waiting for it.
         self.gone.set()
         self._on_gone(self)
@@ -360,10 +355,6 @@ def _wanted(handler: Handler) -> process_child.Wanted:
 
 def _log_levels() -> dict[str, int]:
     """Levels as they are set here, so that a process sends what would be shown and no more."""
-    loggers = logging.getLogger().manager.loggerDict
-    levels = {
-        name: logger.level
-        for name, logger in loggers.items()
-        if isinstance(logger, logging.Logger) and logger.level
-    }
-    return {"": logging.getLogger().level, **levels}
+    root = logging.getLogger()
+    named = {name: one for name, one in root.manager.loggerDict.items() if isinstance(one, logging.Logger)}
+    return {"": root.level} | {name: one.level for name, one in named.items() if one.level}

@@ -71,9 +71,7 @@ class SettleLoop(BackendLoop):
             self._flushed(())
             return
         answers = await self._write(batch)
-        outrun = [
-            hold for hold, answer in zip(batch, answers, strict=True) if isinstance(answer, LeaseMismatch)
-        ]
+        outrun = [hold for hold, one in zip(batch, answers, strict=True) if isinstance(one, LeaseMismatch)]
         if outrun:
             # A heartbeat on its way may have changed the token under a settlement: the new one is tried too.
             await self.assignment.heartbeat_over.wait()
@@ -100,10 +98,8 @@ class SettleLoop(BackendLoop):
             if answer is None:
                 written.append(hold)
                 continue
-            record, outcome = hold.record, _OUTCOMES[type(hold.settlement)]
-            log.warning(
-                "%s %s could not be settled as %s: %s", record.type, record.id, outcome, answer.reason
-            )
+            job, outcome = hold.record, _OUTCOMES[type(hold.settlement)]
+            log.warning("%s %s could not be settled as %s: %s", job.type, job.id, outcome, answer.reason)
         return written
 
     async def _write(self, batch: Sequence[Hold]) -> list[JobError | None]:

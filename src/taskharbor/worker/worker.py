@@ -63,10 +63,8 @@ def share_out(
         assert handler.batch is not None
         # As many as go into one call, and no more ahead: what arrives meanwhile goes into the next.
         size = handler.batch.size
-        yield (
-            msgspec.structs.replace(config, claims=(name,), concurrency=size, prefetch=0, batch=size),
-            handler,
-        )
+        share = msgspec.structs.replace(config, claims=(name,), concurrency=size, prefetch=0, batch=size)
+        yield share, handler
 
 
 async def run_together(engines: Sequence[Engine]) -> None:
@@ -269,8 +267,6 @@ class Worker:
             yield assignments
         finally:
             threads.close()
-            if self._processes is not None:
-                self._processes.abandon()
             self._processes = None
             self._is_running = False
 
