@@ -206,9 +206,8 @@ class AsyncClient:
         Returns:
             A page of jobs, and the cursor of the next page or None.
         """
-        return await self.driver.list_jobs(
-            selection or JobFilter(), now=await self.now(), limit=limit, cursor=cursor
-        )
+        wanted = selection or JobFilter()
+        return await self.driver.list_jobs(wanted, now=await self.now(), limit=limit, cursor=cursor)
 
     async def stats(self, queue: str | None = None) -> list[QueueStats]:
         """Return the counters of one queue, or of all queues."""
@@ -347,19 +346,17 @@ class Portal:
             raise
 
 
-_portal: Portal | None = None
-_owner = 0
+_portal: tuple[int, Portal] | None = None
 _lock = threading.Lock()
 
 
 def portal() -> Portal:
     """Return the portal of this process. A forked child makes its own, because threads do not survive a fork."""
-    global _portal, _owner
+    global _portal
     with _lock:
-        if _portal is None or _owner != os.getpid():
-            _portal = Portal()
-            _owner = os.getpid()
-        return _portal
+        if _portal is None or _portal[0] != os.getpid():
+            _portal = (os.getpid(), Portal())
+        return _portal[1]
 
 
 def _blocking(

@@ -118,7 +118,13 @@ class Arguments:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._name = getattr(function, "__qualname__", repr(function))
         self._signature = inspect.signature(function)
-        hints = _type_hints(function)
+        try:
+            hints = typing.get_type_hints(function, include_extras=True)
+        except NameError as unknown:
+            raise InvalidRequest(
+                f"{self._name}: cannot read its type hints ({unknown}); "
+                "import the types at run time, not only under TYPE_CHECKING"
+            ) from unknown
         parameters = list(self._signature.parameters.values())
         self._has_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
         positional = [_field(p, hints) for p in parameters if p.kind in _POSITIONAL]
@@ -181,16 +187,6 @@ class Arguments:
             else:
                 named[parameter.name] = item
         return function(*values[:count], *rest, **named)
-
-
-def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except NameError as unknown:
-        raise InvalidRequest(
-            f"{getattr(function, '__qualname__', function)}: cannot read its type hints ({unknown}); "
-            "import the types at run time, not only under TYPE_CHECKING"
-        ) from unknown
 
 
 def _field(parameter: inspect.Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tuple[str, Any, Any]:

@@ -323,14 +323,9 @@ class Harbor:
         codecs: CodecRegistry | None = None,
         clock: Clock | None = None,
     ) -> None:
-        given: dict[str, Any] = {
-            "queue": queue,
-            "codec": codec,
-            "max_attempts": max_attempts,
-            "timeout": timeout,
-            "backoff": backoff,
-        }
-        self.defaults = Defaults(**{name: value for name, value in given.items() if value is not None})
+        limits: dict[str, Any] = {"max_attempts": max_attempts, "timeout": timeout, "backoff": backoff}
+        given = {name: value for name, value in limits.items() if value is not None}
+        self.defaults = Defaults(queue=queue, codec=codec, **given)
         self.codecs = codecs or CodecRegistry()
         self.middleware: list[Middleware] = list(middleware)
         self.handlers: dict[str, Handler] = {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from random import Random
 from typing import Protocol
 
 from taskharbor.jobs import SECOND, JobRecord, Micros
@@ -18,9 +18,7 @@ class ExponentialBackoff:
     """Doubles from the job's own minimum to its own maximum. Jitter within both keeps many jobs from returning at
     the same time."""
 
-    def __init__(
-        self, *, factor: float = 2.0, jitter: float = 0.1, random: random.Random | None = None
-    ) -> None:
+    def __init__(self, *, factor: float = 2.0, jitter: float = 0.1, random: Random | None = None) -> None:
         if factor < 1 or not 0 <= jitter <= 1:
             raise ValueError("factor must be at least 1 and jitter between 0 and 1")
         self._factor = factor
@@ -50,5 +48,5 @@ class FixedDelays:
         return self._delays[min(max(attempts, 1), len(self._delays)) - 1]
 
 
-_shared_random = random.Random()
+_shared_random = Random()
 DEFAULT_RETRY: RetryPolicy = ExponentialBackoff()

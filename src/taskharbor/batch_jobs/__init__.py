@@ -1,8 +1,9 @@
 """Batch handlers: many jobs as one Arrow table or pandas frame, in one call, with an outcome for every row.
 
 Payloads of one job type become rows of a table, each checked on its own; the handler's return value becomes one outcome per row.
-`@harbor.batch_job` declares such a job. `columns` has the columns of the table, for Arrow, which is an extra.
-The worker runs batches with `taskharbor.worker.run.BatchRunner`.
+`@harbor.batch_job` declares such a job. The worker runs batches with `taskharbor.worker.run.BatchRunner`.
+
+- `columns`: payloads as the columns of a table. It needs Arrow, which is an extra.
 """
 
 from __future__ import annotations
@@ -115,7 +116,10 @@ class Rows:
                 rejected.append((index, misfit))
             else:
                 kept.append(index)
-        arrow = _arrow()
+        try:
+            from taskharbor.batch_jobs import columns as arrow
+        except ImportError as missing:
+            raise MissingExtra("batch jobs need pyarrow: pip install 'taskharbor[spark]'") from missing
         while True:
             columns, misfits = arrow.columns_of_rows(values, self._fields(values))
             if not misfits:
@@ -131,14 +135,6 @@ class Rows:
             return self._hints
         # In the order of their first appearance.
         return {name: None for value in values for name in value if name not in self._job_columns}
-
-
-def _arrow() -> Any:
-    try:
-        from taskharbor.batch_jobs import columns
-    except ImportError as missing:
-        raise MissingExtra("batch jobs need pyarrow: pip install 'taskharbor[spark]'") from missing
-    return columns
 
 
 def _hints(type: str, row: Callable[..., Any]) -> dict[str, Any]:

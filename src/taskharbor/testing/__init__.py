@@ -8,10 +8,12 @@
             assert_enqueued(harbor, send_mail, args={"to": "ada@example.org"})
             assert drain(harbor).done == 1
 
+The modules, in the order in which a test uses them:
+
+- `plugin`: the pytest fixtures.
 - `inlining`: a private store for an app; jobs that run when they are enqueued; all of this as methods of one object.
 - `assertions`: assertions about enqueued jobs.
 - `draining`: runs all runnable jobs in this thread.
-- `plugin`: the pytest fixtures.
 - `broker`: a real broker in a thread.
 
 pytest is not needed. With it, the fixtures of `plugin` are there without an import. Names are loaded on first use, because that

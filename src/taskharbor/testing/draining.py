@@ -20,7 +20,7 @@ import msgspec
 
 from taskharbor.client import AsyncClient
 from taskharbor.clock import FakeClock
-from taskharbor.drivers.records import Fail, JobFilter, RetryAt, Settlement
+from taskharbor.drivers.records import Fail, JobFilter, RetryAt
 from taskharbor.errors import HandlerMissing
 from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
@@ -191,11 +191,9 @@ async def _step_to_next(harbor: Harbor, client: AsyncClient, queues: Sequence[st
 async def execute(harbor: Harbor, client: AsyncClient, record: JobRecord) -> Executed:
     """Run a leased job and settle it."""
     handler = harbor.handlers.get(record.type)
-    settlement: Settlement
-    error: BaseException | None
-    if handler is None:
-        settlement, error = no_handler(record), HandlerMissing(f"no handler for type {record.type!r}")
-    else:
+    settlement = no_handler(record)
+    error: BaseException | None = HandlerMissing(f"no handler for type {record.type!r}")
+    if handler is not None:
         result = await call(harbor, handler, record, await client.now())
         settlement = decide(record, handler, result, harbor.codecs, await client.now())
         error = error_of(result)
