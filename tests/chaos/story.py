@@ -143,11 +143,11 @@ class Chaos:
     async def _freeze(self, name: str) -> None:
         """In the middle of something, and until others have all that it held: as long as its leases last."""
         for _ in range(FREEZES):
-            if not await self._is_busy():
+            if not await self._busy_workers():
                 # Jobs that keep every worker busy for a while, so that it can be frozen at work.
                 await self._send([make_job(job_id, *LASTING) for job_id in new_ids(20)])
-                await until(self._is_busy, "somebody works")
-            name = await self._busy_worker() or name
+                await until(self._is_anybody_busy, "somebody works")
+            name = self._rng.choice(await self._busy_workers() or [name])
             self._fleet.freeze(name)
             if not await asyncio.to_thread(self._is_held_up) and not await self._holds_nothing(name):
                 self.frozen_at_work += 1
@@ -160,15 +160,14 @@ class Chaos:
         finally:
             self._fleet.thaw(name)
 
-    async def _is_busy(self) -> bool:
-        return await self._busy_worker() is not None
+    async def _is_anybody_busy(self) -> bool:
+        return bool(await self._busy_workers())
 
-    async def _busy_worker(self) -> str | None:
+    async def _busy_workers(self) -> list[str]:
         now = await insist(self._driver.time)
         selection = JobFilter(states=frozenset({JobState.INFLIGHT}))
         held = await insist(lambda: self._driver.list_jobs(selection, now=now, limit=100))
-        busy = sorted(self._fleet.running.keys() & {job.worker for job in held.jobs})
-        return self._rng.choice(busy) if busy else None
+        return sorted(self._fleet.running.keys() & {job.worker for job in held.jobs})
 
     async def _holds_nothing(self, name: str) -> bool:
         selection = JobFilter(worker=name, states=frozenset({JobState.INFLIGHT}))

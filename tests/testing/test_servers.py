@@ -23,7 +23,6 @@ from taskharbor_testkit.servers import (
     PostgresAt,
     PostgresServer,
     ServerMissing,
-    drop_schema,
     postgres_versions,
     reaper,
 )
@@ -161,17 +160,6 @@ def test_missing_servers_skip_here_and_fail_in_ci(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("CI")
     with pytest.raises(pytest.skip.Exception, match="a submarine"):
         need("a submarine")
-
-
-def test_each_test_has_a_schema_of_its_own(postgres_server: PostgresAt, postgres_url: str) -> None:
-    url, _, schema = postgres_url.partition("?schema=")
-    assert url == postgres_server.url
-    assert schema.startswith("th_")
-    exists = f"SELECT to_regnamespace('{schema}') IS NOT NULL"
-    assert postgres_server.execute(exists) == [(False,)]
-    postgres_server.execute(f"CREATE SCHEMA {schema} CREATE TABLE left_behind ()")
-    drop_schema(postgres_url)
-    assert postgres_server.execute(exists) == [(False,)]
 
 
 # The proxy

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from logging.handlers import BufferingHandler
 from typing import Any, NoReturn, TypeVar
 
 from records import present
@@ -244,19 +246,12 @@ async def troubled_stage(trouble: Trouble) -> AsyncIterator[Stage]:
         yield here
 
 
-class Calls(logging.Handler):
+class Calls(BufferingHandler):
     """Collects what a logger is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
 
     @property
     def messages(self) -> list[str]:
-        return [record.getMessage() for record in self.records]
+        return [record.getMessage() for record in self.buffer]
 
     def count(self, text: str) -> int:
         return sum(text in message for message in self.messages)
@@ -264,7 +259,7 @@ class Calls(logging.Handler):
 
 @contextlib.contextmanager
 def logged(name: str = "taskharbor.worker", level: int = logging.INFO) -> Iterator[Calls]:
-    logger, calls = logging.getLogger(name), Calls()
+    logger, calls = logging.getLogger(name), Calls(sys.maxsize)
     before = logger.level
     logger.addHandler(calls)
     logger.setLevel(level)

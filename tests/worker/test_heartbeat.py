@@ -190,8 +190,8 @@ class RotatingDriver(MemoryDriver):
         self.mismatches = 0
         self.is_slow = False
         self.go_on = threading.Event()
-        self._tokens: dict[str, tuple[str, str]] = {}
-        """By job: the token that is valid, and the one that the store knows."""
+        self._stored: dict[str, str] = {}
+        """The token that the store knows, by the one that we gave out."""
 
     def clone(self) -> Any:
         return self
@@ -199,29 +199,25 @@ class RotatingDriver(MemoryDriver):
     async def extend_lease(
         self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
     ) -> list[Lease | JobError]:
-        translated = [Extension(one.job_id, self._stored(one.job_id, one.token)) for one in extensions]
+        translated = [Extension(one.job_id, self._stored.get(one.token, one.token)) for one in extensions]
         answers = await super().extend_lease(translated, lease_for=lease_for, now=now)
         for at, answer in enumerate(answers):
             if isinstance(answer, Lease):
                 self.rotations += 1
                 token = f"token {self.rotations}"
-                self._tokens[answer.job_id] = (token, answer.token)
+                self._stored |= {token: answer.token, extensions[at].token: "no longer valid"}
                 answers[at] = replace(answer, token=token)
         if self.is_slow:
             await eventually(self.go_on.is_set)
         return answers
 
     async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        translated = [replace(one, token=self._stored(one.job_id, one.token)) for one in settlements]
+        translated = [replace(one, token=self._stored.get(one.token, one.token)) for one in settlements]
         answers = await super().settle(translated, now=now)
         if any(isinstance(answer, LeaseMismatch) for answer in answers):
             self.mismatches += 1
             self.go_on.set()
         return answers
-
-    def _stored(self, job_id: str, token: str) -> str:
-        valid, stored = self._tokens.get(job_id, (token, token))
-        return stored if token == valid else "no longer valid"
 
 
 @pytest.mark.parametrize("is_slow", [False, True])

@@ -3,15 +3,14 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import taskharbor.signals as signals
 from records import present
-from taskharbor import FixedDelays, Harbor, Job, JobState, Outcome
-from taskharbor.jobs import LATEST, MAX_RESULT_BYTES
+from taskharbor import FixedDelays, Job, JobState, Outcome
+from taskharbor.jobs import MAX_RESULT_BYTES
 from worker.stage import PATIENCE, Gate, Stage, eventually, never, running
 
 
@@ -31,6 +30,13 @@ OUTCOMES: list[tuple[Callable[[Job], Any], Outcome, JobState, int, str | None]] 
     (lambda job: "x" * (MAX_RESULT_BYTES + 1), Outcome.DONE, JobState.DONE, 0, None),
     (lambda job: sys.exit(7), Outcome.DEAD, JobState.DEAD, 1, "SystemExit: 7"),
     (raising(ValueError), Outcome.DEAD, JobState.DEAD, 1, "ValueError"),
+    (
+        raising(OSError("no file caf\udce9\0")),
+        Outcome.DEAD,
+        JobState.DEAD,
+        1,
+        "OSError: no file caf\\udce9\\0",
+    ),
     (raising(KeyboardInterrupt), Outcome.DEAD, JobState.DEAD, 1, "KeyboardInterrupt"),
     (raising(Abort), Outcome.DEAD, JobState.DEAD, 1, "Abort"),
     (raising(StopIteration), Outcome.DEAD, JobState.DEAD, 1, "RuntimeError"),
@@ -85,29 +91,6 @@ async def test_retry_by_the_handlers_own_delay_and_policy_until_attempts_are_spe
     assert await here.outcomes(job_id) == [Outcome.RETRIED] * 3 + [Outcome.DEAD]
     assert [attempt.fence for attempt in await here.log(job_id)] == [1, 2, 3, 4]
     assert worker.outcomes == {Outcome.RETRIED: 3, Outcome.DEAD: 1}
-
-
-def test_what_no_backend_stores_and_invalid_payloads_spoil_nothing(tmp_path: Path) -> None:
-    harbor = Harbor(f"sqlite:///{tmp_path}/jobs.db")
-
-    @harbor.job(max_attempts=1)
-    async def odd(n: int) -> None:
-        raise OSError("no such file: caf\udce9\0")
-
-    @harbor.job(on_invalid="complete")
-    async def late(n: int) -> None:
-        raise signals.Retry(delay=1e15)
-
-    handles = [odd.enqueue(1), late.enqueue(1)]
-    handles += [harbor.enqueue(name, {"n": "one"}) for name in ("odd", "late")]
-    harbor.worker(until_empty=True).run()
-    failed, put_off, invalid, tolerated = (handle.record() for handle in handles)
-    assert present(failed.last_error).startswith("OSError: no such file: caf\\udce9")
-    assert (put_off.state, put_off.run_at_us) == (JobState.SCHEDULED, LATEST)
-    assert (invalid.state, invalid.attempts) == (JobState.DEAD, 0)
-    assert present(invalid.last_error).startswith("PayloadInvalid: the payload does not fit")
-    assert tolerated.state is JobState.DONE
-    harbor.close()
 
 
 # -- timeouts on the event loop and on threads (in processes: test_processes) ---------------------------------------

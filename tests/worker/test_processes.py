@@ -226,9 +226,9 @@ def test_output_and_logs_come_through(capfd: pytest.CaptureFixture[str]) -> None
     assert "printed in a process" in printed.out
     assert "complained in a process" in printed.err
     assert told.messages == ["logged in a process", "went wrong"]
-    assert told.records[0].colour == "blue"  # type: ignore[attr-defined]
-    assert told.records[0].funcName == "print_and_log"
-    assert "ValueError: with a traceback" in str(told.records[1].exc_text)
+    assert told.buffer[0].colour == "blue"  # type: ignore[attr-defined]
+    assert told.buffer[0].funcName == "print_and_log"
+    assert "ValueError: with a traceback" in str(told.buffer[1].exc_text)
 
 
 # -- the end of a process -------------------------------------------------------------------------------------------
@@ -382,19 +382,12 @@ def add(a: int, b: int) -> int:
     return a + b
 
 @harbor.job(isolation="process")
-def busy(path: str) -> None:
-    Path(path).write_text(str(os.getpid()))
-    while True:
+def stay(how: str) -> None:
+    Path(how).write_text(str(os.getpid()))
+    if how == "asleep":
+        time.sleep(3600)
+    while how == "busy":
         pass
-
-@harbor.job(isolation="process")
-def asleep(path: str) -> None:
-    Path(path).write_text(str(os.getpid()))
-    time.sleep(3600)
-
-@harbor.job(isolation="process")
-def in_c(path: str) -> None:
-    Path(path).write_text(str(os.getpid()))
     sum(range(10**15))  # Keeps the interpreter to itself.
 """
 SUM = """
@@ -405,8 +398,7 @@ if __name__ == "__main__":
 """
 ORPHANS = """
 if __name__ == "__main__":
-    for job in (busy, asleep, in_c):
-        job.enqueue(job.__name__)
+    stay.enqueue_many([("busy",), ("asleep",), ("in C",)])
     harbor.worker().run()
 """
 UNGUARDED = """
@@ -436,7 +428,7 @@ def test_handlers_of_the_main_module(command: list[str], run_app: Callable[..., 
 async def test_processes_die_with_a_killed_worker(run_app: Callable[..., Any], tmp_path: Path) -> None:
     worker = run_app(ORPHANS)
     try:
-        pids = [await is_written(tmp_path / name) for name in ("busy", "asleep", "in_c")]
+        pids = [await is_written(tmp_path / name) for name in ("busy", "asleep", "in C")]
     finally:
         worker.kill()
         worker.communicate(timeout=PATIENCE)

@@ -38,22 +38,6 @@ class Bench:
         assert self.runner.completed == count
 
 
-class Tidy:
-    """A handler that has something to clean up when it is cancelled the first time."""
-
-    def __init__(self) -> None:
-        self.cleaning, self.cleaned = asyncio.Event(), asyncio.Event()
-
-    async def handler(self, job: Job) -> None:
-        if self.cleaning.is_set():
-            return
-        try:
-            await never()
-        finally:
-            self.cleaning.set()
-            await self.cleaned.wait()
-
-
 async def for_ever(job: Job) -> None:
     await never()
 
@@ -110,36 +94,32 @@ async def test_an_abort_before_the_first_step_frees_the_place() -> None:
     await eventually(lambda: bench.left == [waits, runs])
 
 
-async def test_a_repeated_cancel_request_does_not_break_into_the_cleaning_up() -> None:
-    tidy = Tidy()
-    bench = Bench(tidy.handler)
-    (hold,) = bench.feed(1)
-    await eventually(lambda: hold.job is not None)
-    bench.runner.abort(hold, CANCELLED)
-    await tidy.cleaning.wait()
-    for _ in range(3):
-        bench.runner.abort(hold, CANCELLED)
-        await asyncio.sleep(0)
-    assert bench.left == []
-    tidy.cleaned.set()
-    await bench.until_left(1)
-    assert isinstance(hold.settlement, Discard)
+async def test_nothing_breaks_into_the_cleaning_up_and_the_job_may_come_back_meanwhile() -> None:
+    cleaning, cleaned = asyncio.Event(), asyncio.Event()
 
+    async def tidy(job: Job) -> None:
+        if not cleaning.is_set():
+            try:
+                await never()
+            finally:
+                cleaning.set()
+                await cleaned.wait()
 
-async def test_a_job_may_come_back_while_its_old_execution_winds_up() -> None:
-    tidy = Tidy()
-    bench = Bench(tidy.handler)
+    bench = Bench(tidy)
     (old,) = bench.feed(1)
     await eventually(lambda: old.job is not None)
-    old.lost = True
-    bench.runner.abort(old, LEASE_LOST)
-    await tidy.cleaning.wait()
+    bench.runner.abort(old, CANCELLED)
+    await cleaning.wait()
+    for _ in range(3):
+        bench.runner.abort(old, CANCELLED)
+        await asyncio.sleep(0)
+    assert bench.left == []
     (new,) = bench.feed(1)
     await bench.until_left(1)
     assert isinstance(new.settlement, Ack)
-    tidy.cleaned.set()
+    cleaned.set()
     await bench.until_left(2)
-    assert old.settlement is None
+    assert isinstance(old.settlement, Discard)
     more = bench.feed(2, name="k")
     await bench.until_left(4)
     assert all(isinstance(hold.settlement, Ack) for hold in more)

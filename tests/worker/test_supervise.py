@@ -111,28 +111,6 @@ def test_stops_gracefully_and_the_third_request_kills(start: Callable[..., Runni
     assert stubborn.end(stops=3) == 1
 
 
-def test_a_change_restarts_the_children(start: Callable[..., Running]) -> None:
-    running = start(PATIENT, reload=True)
-    running.until_ready()
-    before = running.supervisor.pids()
-    running.until("started")
-    running.supervisor.changed("jobs.py")
-    running.until("jobs.py changed")
-    running.until("started")
-    assert running.supervisor.pids() != before
-    running.until_ready()
-    assert running.end(stops=1) == 0
-
-
-def test_while_reloading_a_broken_app_waits_for_the_next_change(start: Callable[..., Running]) -> None:
-    running = start("raise SystemExit(2)", reload=True)
-    running.until("a change of a file starts it again")
-    running.supervisor.changed("jobs.py")
-    running.until("started")
-    running.until("a change of a file starts it again")
-    assert running.end(stops=1) == 0
-
-
 def test_the_watcher_sees_changes_of_python_files_only(tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text("x = 1")
     (tmp_path / ".venv").mkdir()
