@@ -37,6 +37,9 @@ BY_THE_HOLDER = (Outcome.DONE, Outcome.DEAD, Outcome.RETRIED, Outcome.RELEASED, 
 def check_single_rows(attempts: DataFrame) -> DataFrame:
     reserved, ended, expires = F.col("reserved_at"), F.col("ended_at"), F.col("lease_expires_at")
     outcome, leased = F.col("outcome"), is_leased()
+    allowed = (
+        (outcome == str(one)) & F.col("state").isin(*map(str, states)) for one, states in STATES_AFTER.items()
+    )
     return broken(
         attempts,
         Rule(
@@ -64,7 +67,7 @@ def check_single_rows(attempts: DataFrame) -> DataFrame:
         ),
         Rule(
             Kind.STATE_CONTRADICTS_OUTCOME,
-            _is_known() & ~_state_follows(),
+            _is_known() & ~reduce(or_, allowed),
             "job {job_id} ended lease {fence} with outcome {outcome} at {ended_at} and is said to have become {state}",
         ),
         Rule(
@@ -85,14 +88,6 @@ def check_single_rows(attempts: DataFrame) -> DataFrame:
 
 def _is_known() -> Column:
     return F.coalesce(F.col("outcome").isin(*map(str, Outcome)), F.lit(False))
-
-
-def _state_follows() -> Column:
-    allowed = (
-        (F.col("outcome") == str(outcome)) & F.col("state").isin(*map(str, states))
-        for outcome, states in STATES_AFTER.items()
-    )
-    return reduce(or_, allowed)
 
 
 def _leased_before_it_was_there() -> Column:

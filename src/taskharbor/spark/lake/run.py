@@ -103,7 +103,9 @@ class _Run:
         if isinstance(source, str):
             news = news_of_store(self.spark, source, after)
         else:
-            news = news_of_frame(source, queues, after)
+            # A DataFrame stands for a log in the order of `seq`.
+            rows = source.select(*ATTEMPT_COLUMNS.names)
+            news = News(rows if after is None else rows.where(F.col("seq") > int(after)), queues, None)
         origin: dict[str, Any] = {"source": self.name, "run": self.number}
         bronze: Written | None = None
         with self._step("bronze.queues"):
@@ -275,12 +277,6 @@ def news_of_store(spark: SparkSession, url: str, after: str | None) -> News:
         ]
     attempts = _read_by_tasks(spark, url, parts) if parts else None
     return News(attempts, spark.createDataFrame(seen, QUEUE_COLUMNS), until)
-
-
-def news_of_frame(attempts: DataFrame, queues: DataFrame | None, after: str | None) -> News:
-    """A DataFrame stands for a log in the order of `seq`."""
-    chosen = attempts.select(*ATTEMPT_COLUMNS.names)
-    return News(chosen if after is None else chosen.where(F.col("seq") > int(after)), queues, None)
 
 
 def _read_by_tasks(spark: SparkSession, url: str, parts: Sequence[Part]) -> DataFrame:

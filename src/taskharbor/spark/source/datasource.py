@@ -118,10 +118,6 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def _text(name: str, text: str) -> str:
-    return text
-
-
 def _instant(name: str, text: str) -> Micros:
     try:
         when = datetime.fromisoformat(text)
@@ -134,7 +130,7 @@ def _instant(name: str, text: str) -> Micros:
 
 _COUNT = whole(1, 2**31 - 1)
 _READERS: dict[str, Reader] = {
-    **dict.fromkeys(("url", "queue", "type"), _text),
+    **dict.fromkeys(("url", "queue", "type"), lambda name, text: text),
     "table": choice(*SCHEMAS),
     "state": choice(*JobState),
     **dict.fromkeys(("since", "until"), _instant),

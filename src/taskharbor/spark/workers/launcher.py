@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
@@ -30,7 +30,6 @@ from taskharbor.spark.workers.stop_mark import clear_mark, is_marked, set_mark, 
 from taskharbor.worker.process_setup import interrupts
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 
@@ -168,7 +167,12 @@ class _WorkerRun:
         self, spark: SparkSession, app: str, url: str | None, workers: int | None, options: WorkerOptions
     ) -> None:
         """Check app, store and options, so that a mistake is reported before an executor starts."""
-        self._context = _context(spark)
+        try:
+            self._context = spark.sparkContext
+        except AttributeError:
+            raise InvalidRequest(
+                "workers need a classic Spark session: Spark Connect cannot run one Spark job per worker"
+            ) from None
         self._app = app
         self._url = None if url is None else absolute_url(url)
         harbor = load_app(app)
@@ -218,13 +222,16 @@ class _WorkerRun:
                         return  # The workers ride it out.
                     progress(now)
 
-            with self._interrupts():
+            with interrupts(self._on_signal):
                 for thread in threads:
                     thread.start()
                 self._watch(client, threads, tell)
             ended = self._look(client, before).ended
         finally:
-            self._clear(client)
+            # A cancelled task may still be about to look: its mark stays. In an outage it stays too.
+            if self._stopping.is_set() and not self._cancelled:
+                with suppress(*_OUTAGE):
+                    clear_mark(client, self._name)
             client.close()
         if self._problem:
             raise WorkersFailed(self._problem)
@@ -338,12 +345,6 @@ class _WorkerRun:
         for worker in self._workers:
             self._context.cancelJobGroup(self._group(worker))
 
-    def _clear(self, client: Client) -> None:
-        if self._stopping.is_set() and not self._cancelled:
-            # A cancelled task may still be about to look: its mark stays. In an outage it stays too.
-            with suppress(*_OUTAGE):
-                clear_mark(client, self._name)
-
     def _look(self, client: Client, ended_before: int = 0, alive: int = 0) -> Progress:
         queues = [stats for queue in self._queues for stats in client.stats(queue)]
         ended = sum(one.done_total + one.dead_total + one.cancelled_total for one in queues)
@@ -356,28 +357,15 @@ class _WorkerRun:
             stopping=self._stopping.is_set(),
         )
 
-    def _interrupts(self) -> AbstractContextManager[None]:
+    def _on_signal(self, number: int) -> None:
         """Handle Ctrl-C. PySpark's own handler cancels every job at once; here the first one asks, the second cancels."""
-
-        def on_signal(number: int) -> None:
-            if self._cancelled:
-                os._exit(128 + number)
-            if self._asked.is_set():
-                self._hurry = True
-            else:
-                log.info("stopping: running jobs get %g s (a second signal cancels the tasks)", self._grace)
-                self._asked.set()
-
-        return interrupts(on_signal)
-
-
-def _context(spark: SparkSession) -> SparkContext:
-    try:
-        return spark.sparkContext
-    except AttributeError:
-        raise InvalidRequest(
-            "workers need a classic Spark session: Spark Connect cannot run one Spark job per worker"
-        ) from None
+        if self._cancelled:
+            os._exit(128 + number)
+        if self._asked.is_set():
+            self._hurry = True
+        else:
+            log.info("stopping: running jobs get %g s (a second signal cancels the tasks)", self._grace)
+            self._asked.set()
 
 
 # -- the worker inside a Spark task -----------------------------------------------------------------------------------
