@@ -134,6 +134,7 @@ AT = datetime(2030, 1, 1, tzinfo=UTC)
         (signals.Retry(delay=5), NOW + 5 * SECOND),
         (signals.Retry(delay=timedelta(minutes=1)), NOW + 60 * SECOND),
         (signals.Retry(delay=-5), NOW),
+        (signals.Retry(delay=1e15), LATEST),
         (signals.Retry(run_at=AT), to_micros(AT)),
         (signals.Retry(), NOW + 2 * SECOND),
     ],
