@@ -42,10 +42,8 @@ class Stage:
         return accepted.id
 
     async def enqueue_many(self, count: int, type: str = "work", **options: Any) -> list[str]:
-        accepted = await self.client.enqueue_many(
-            JobRequest(type=type, payload=n, **options) for n in range(count)
-        )
-        return [one.id for one in accepted]
+        requests = [JobRequest(type=type, payload=n, **options) for n in range(count)]
+        return [one.id for one in await self.client.enqueue_many(requests)]
 
     async def get(self, job_id: str) -> JobRecord:
         return await self.client.get(job_id)

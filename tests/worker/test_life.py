@@ -158,7 +158,7 @@ async def broken(*args: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("operation", "max_jobs"), [("reserve", None), ("settle", None), ("extend_lease", None), ("settle", 1)]
 )
-async def test_a_driver_that_breaks_ends_the_worker_by_its_bug(operation: str, max_jobs: int | None) -> None:
+async def test_a_driver_that_breaks_ends_the_worker(operation: str, max_jobs: int | None) -> None:
     driver, go_on = MemoryDriver(), asyncio.Event()
 
     async def handler(job: Job) -> None:

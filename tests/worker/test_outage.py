@@ -42,9 +42,7 @@ async def test_each_operation_may_fail_for_a_while(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_an_outage_is_ridden_out_and_announced_once(
-    when: str, troubled: Stage, trouble: Trouble
-) -> None:
+async def test_an_outage_is_ridden_out_and_told_once(when: str, troubled: Stage, trouble: Trouble) -> None:
     """What ended meanwhile is written before its lease is over: pauses between tries are shorter than what is left of it."""
     go_on = asyncio.Event()
     executions: Counter[str] = Counter()

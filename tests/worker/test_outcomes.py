@@ -1,16 +1,19 @@
-"""What becomes of a job by what its handler does and how long it takes, through a whole worker."""
+"""What becomes of a job by what its handler does and how long it takes, and what the handler sees of it."""
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 import taskharbor.signals as signals
 from records import present
-from taskharbor import FixedDelays, Job, JobState, Outcome
-from taskharbor.jobs import MAX_RESULT_BYTES
+from taskharbor import FixedDelays, Harbor, InvalidRequest, Job, JobState, Outcome, current_job
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.jobs import MAX_RESULT_BYTES, SECOND, to_micros
 from worker.stage import PATIENCE, Gate, Stage, eventually, never, running
 
 
@@ -111,7 +114,7 @@ async def test_an_async_handler_is_cancelled_by_its_timeout_and_retried_as_usual
 
 
 @pytest.mark.parametrize("is_stopped_as_well", [False, True])
-async def test_a_thread_keeps_its_lease_until_it_ends_too_late(here: Stage, is_stopped_as_well: bool) -> None:
+async def test_a_timed_out_thread_keeps_its_lease_till_it_ends(here: Stage, is_stopped_as_well: bool) -> None:
     gate = Gate("too late")
 
     def handler(job: Job) -> Any:
@@ -132,3 +135,87 @@ async def test_a_thread_keeps_its_lease_until_it_ends_too_late(here: Stage, is_s
         record = await here.ended(job_id)
     assert (record.state, record.attempts, record.stalls) == (JobState.DEAD, 1, 0)
     assert present(record.last_error).startswith("JobTimeout")
+
+
+# -- what a handler sees of its job, and what it must not see of another's --------------------------------------------
+
+variable: ContextVar[str] = ContextVar("variable", default="clean")
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+async def test_a_context_and_the_current_job_last_as_long_as_the_job(kind: str, here: Stage) -> None:
+    on_loop_there, on_threads_there, over = asyncio.Barrier(3), threading.Barrier(3), asyncio.Event()
+    seen: list[tuple[str, str, str]] = []
+    orphans: list[asyncio.Task[tuple[str, str]]] = []
+
+    async def orphan() -> tuple[str, str]:
+        await over.wait()
+        return variable.get(), current_job().id
+
+    async def on_loop(job: Job) -> None:
+        before = variable.get()
+        variable.set(job.id)
+        await on_loop_there.wait()
+        seen.append((before, variable.get(), current_job().id))
+        orphans.append(asyncio.create_task(orphan()))
+
+    def on_thread(job: Job) -> None:
+        before = variable.get()
+        variable.set(job.id)
+        on_threads_there.wait(30)
+        seen.append((before, variable.get(), current_job().id))
+
+    ids = await here.enqueue_many(6)
+    await here.drain(on_loop if kind == "loop" else on_thread, concurrency=3)
+    assert sorted(seen) == [("clean", job_id, job_id) for job_id in ids]
+    over.set()
+    # What a handler leaves behind on the loop is still its job's.
+    assert sorted(await asyncio.gather(*orphans)) == [(one, one) for one in (ids if kind == "loop" else [])]
+    assert variable.get() == "clean"
+    with pytest.raises(RuntimeError, match="inside a handler only"):
+        current_job()
+
+
+async def test_what_a_job_says_of_itself(here: Stage) -> None:
+    async def handler(job: Job) -> None:
+        assert (job.headers, job.key, job.payload) == ({"trace": "abc"}, "k", b"[1]")
+        assert (job.fence, job.attempt, job.max_attempts, job.should_stop) == (1, 1, 7, False)
+        assert to_micros(present(job.deadline)) - job.started_at_us == 20 * SECOND
+        with pytest.raises(InvalidRequest, match="progress of"):
+            job.progress("x" * 5000)
+
+    job_id = await here.enqueue(payload=[1], headers={"trace": "abc"}, key="k", timeout=20, max_attempts=7)
+    await here.drain(handler)
+    record = await here.get(job_id)
+    assert record.state is JobState.DONE, record.last_error
+
+
+def test_middleware_wraps_handlers_in_order_and_may_answer_fail_or_change_the_result() -> None:
+    seen: list[str] = []
+
+    def named(name: str) -> Any:
+        async def layer(job: Job, call_next: Any) -> Any:
+            seen.append(f"{name}: {job.type} {job.arguments.n}")
+            if job.headers.get("say") == "cached":
+                return "from the cache"
+            if job.headers.get("say") == "refuse":
+                raise PermissionError("not you")
+            return f"{name} {await call_next(job)}"
+
+        return layer
+
+    harbor = Harbor(MemoryDriver(), middleware=[named("outer"), named("inner")], max_attempts=1)
+
+    @harbor.job
+    async def double(n: int) -> Any:
+        return 2 * n
+
+    invalid = harbor.enqueue("double", {"n": "x"})
+    handles = [double.enqueue(2), double.options(headers={"say": "cached"}).enqueue(4)]
+    refused = double.options(headers={"say": "refuse"}).enqueue(5)
+    harbor.worker(until_empty=True, concurrency=1).run()
+    assert [handle.result(30) for handle in handles] == ["outer inner 4", "from the cache"]
+    assert present(refused.record().last_error).startswith("PermissionError: not you")
+    # No middleware sees an invalid payload.
+    assert invalid.state() is JobState.DEAD
+    assert seen == ["outer: double 2", "inner: double 2", "outer: double 4", "outer: double 5"]

@@ -66,7 +66,7 @@ def to_the_process(number: int) -> None:
 @pytest.mark.parametrize("send", [to_another_thread, to_the_process])
 def test_a_signal_is_heard_once_and_earlier_settings_come_back(send: Callable[[int], None]) -> None:
     heard: queue.Queue[int] = queue.Queue()
-    before, threads = [signal.getsignal(number) for number in BOTH], threading.active_count()
+    before = [signal.getsignal(number) for number in BOTH]
     with interrupts(heard.put):
         for number in (*BOTH, *BOTH):
             send(number)
@@ -74,7 +74,8 @@ def test_a_signal_is_heard_once_and_earlier_settings_come_back(send: Callable[[i
     assert heard.empty()
     assert [signal.getsignal(number) for number in BOTH] == before
     assert signal.set_wakeup_fd(-1) == -1
-    assert threading.active_count() == threads
+    # Threads of earlier tests may still be ending.
+    assert "taskharbor-signals" not in [thread.name for thread in threading.enumerate()]
 
 
 @posix

@@ -151,9 +151,7 @@ def test_an_error_keeps_its_type_message_and_traceback_and_a_signal_its_times(ha
 # -- while it runs --------------------------------------------------------------------------------------------------
 
 
-async def test_the_job_can_be_asked_reports_progress_and_is_spared_the_terminals_signals(
-    tmp_path: Path,
-) -> None:
+async def test_a_job_can_be_asked_reports_progress_and_is_spared_terminal_signals(tmp_path: Path) -> None:
     started, go_on = tmp_path / "started", tmp_path / "go_on"
     job = isolated.introspect.options(headers={"trace": "abc"})
     handle = await job.enqueue_async(str(started), str(go_on))
@@ -234,7 +232,7 @@ def test_output_and_logs_come_through(capfd: pytest.CaptureFixture[str]) -> None
 # -- the end of a process -------------------------------------------------------------------------------------------
 
 
-def test_a_timeout_kills_a_busy_loop_and_does_not_count_the_start_of_a_process(
+def test_a_timeout_kills_and_does_not_count_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a job with a timeout shorter than that could never be done: every timeout ends the process it waited for."""
@@ -251,7 +249,7 @@ def test_a_timeout_kills_a_busy_loop_and_does_not_count_the_start_of_a_process(
     assert quick.result(PATIENCE) > 0
 
 
-async def test_a_cancel_request_kills_what_the_handler_started_too_and_is_written_when_the_process_is_dead(
+async def test_a_cancel_request_kills_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before: its next execution could begin beside it. Here the kill is slow to take effect."""
@@ -435,9 +433,7 @@ async def test_processes_die_with_a_killed_worker(run_app: Callable[..., Any], t
     await eventually(lambda: not any(map(is_alive, pids)))
 
 
-def test_a_script_does_not_enqueue_again_in_its_processes(
-    run_app: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_script_does_not_enqueue_again_in_a_process(run_app: Callable[..., Any], tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     _, complained = run_app(UNGUARDED, "my_app.py", url).communicate(timeout=PATIENCE * 4)
     assert 'under `if __name__ == "__main__":`' in complained

@@ -74,7 +74,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
         yield start
 
 
-def test_a_crashed_child_comes_back_after_pauses_that_double_up_to_the_longest(
+def test_pauses_double_from_crash_to_crash(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervise, "RESTART_PAUSES", (0.1, 0.3))
@@ -85,7 +85,7 @@ def test_a_crashed_child_comes_back_after_pauses_that_double_up_to_the_longest(
 
 
 @pytest.mark.parametrize(("code", "options"), [(0, {"processes": 3, "finite": True}), (2, {"processes": 2})])
-def test_children_that_finish_or_refuse_to_start_end_it(
+def test_children_that_all_end_end_it(
     code: int, options: dict[str, Any], start: Callable[..., Running]
 ) -> None:
     assert start(f"raise SystemExit({code})", **options).end() == code
