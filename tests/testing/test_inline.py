@@ -1,4 +1,4 @@
-"""inline and run_inline: the handler runs where it is called, by the rules of a worker."""
+"""inline and run_inline: the handler runs where it is called, by the rules of a worker. And the private store that it needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from taskharbor import Harbor, InvalidRequest, JobFailed, JobState, Snooze, Unrecoverable
+from taskharbor.clock import FakeClock, SystemClock
+from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.middleware import Call, Job, current_job
 from taskharbor.testing import assert_enqueued, drain, inline, memory_store, run_inline, run_inline_async
 
@@ -164,3 +166,43 @@ def test_inline_puts_everything_back() -> None:
     assert harbor.client is client
     assert harbor._driver is driver
     assert harbor.clock is None
+
+
+# -- memory_store: a private store for a while, then everything as it was ---------------------------------------------
+
+
+async def test_the_apps_own_store_clients_and_clock_come_back_untouched() -> None:
+    clock = FakeClock()
+    harbor = Harbor("memory://", clock=clock)
+    harbor.enqueue("note")
+    client, async_client, before = harbor.client, harbor.async_client(), SystemClock().now()
+    with memory_store(harbor) as same:
+        assert same is harbor
+        assert harbor.client is not client
+        assert harbor.async_client() is not async_client
+        assert isinstance(harbor.clock, FakeClock)
+        # Time stands still at the present.
+        assert before <= harbor.clock.now() <= SystemClock().now()
+        assert harbor.client.list_jobs().jobs == []
+        harbor.enqueue("note")
+    assert harbor.client is client
+    assert harbor.async_client() is async_client
+    assert harbor.clock is clock
+    assert len(client.list_jobs().jobs) == 1
+
+
+def test_they_come_back_after_an_error_too_and_are_not_opened_meanwhile() -> None:
+    class NeverOpened(MemoryDriver):
+        async def open(self) -> None:
+            raise AssertionError("the app's own store was opened")
+
+    driver = NeverOpened()
+    harbor = Harbor(driver)
+    clock = FakeClock(1_000_000)
+    with memory_store(harbor, clock=clock):
+        harbor.enqueue("note")
+        clock.advance(5)
+        assert harbor.client.now() == 6_000_000
+    with pytest.raises(ValueError, match="oops"), memory_store(harbor):
+        raise ValueError("oops")
+    assert harbor._driver is driver

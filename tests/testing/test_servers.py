@@ -63,9 +63,7 @@ def notes(server: PostgresAt) -> list[object]:
 # Servers
 
 
-def test_installed_servers_are_ignored_where_only_those_of_wheels_are_wanted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_installed_servers_are_ignored_on_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("TASKHARBOR_POSTGRES_BIN", "TASKHARBOR_REDIS_SERVER", "TASKHARBOR_PGBOUNCER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -87,7 +85,7 @@ def test_installed_servers_are_ignored_where_only_those_of_wheels_are_wanted(
         find_redis()
 
 
-def test_the_newest_major_is_the_default_and_what_is_named_wins(
+def test_the_newest_is_started_and_settings_win(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = postgres_versions()
@@ -200,9 +198,7 @@ def test_cut_and_refused_connections(table: PostgresServer, proxy: FaultProxy) -
         connect(url)
 
 
-def test_a_stalled_proxy_carries_nothing_not_even_a_farewell(
-    table: PostgresServer, proxy: FaultProxy
-) -> None:
+def test_a_stalled_proxy_carries_not_even_a_farewell(table: PostgresServer, proxy: FaultProxy) -> None:
     answers: list[object] = []
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leaving'"
     with connect(f"{proxy.url_for(table.url)}?application_name=leaving") as connection:
