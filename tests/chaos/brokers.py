@@ -47,10 +47,8 @@ class BrokerPair:
         return f"http://{HOST}:{self._ports[one]}"
 
     def start(self, one: int) -> None:
-        process = broker_process(
-            self._store, "--bind", f"{HOST}:{self._ports[one]}", "--term", f"{self._term:g}s"
-        )
-        self._running[one] = self._lives[one].enter_context(process)
+        options = ("--bind", f"{HOST}:{self._ports[one]}", "--term", f"{self._term:g}s")
+        self._running[one] = self._lives[one].enter_context(broker_process(self._store, *options))
 
     def lines(self, one: int) -> str:
         """What it has said in this life."""

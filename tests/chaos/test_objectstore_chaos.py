@@ -90,7 +90,7 @@ def test_chaos_through_two_brokers_loses_and_doubles_nothing(
     [(fewer(10), 2), pytest.param(fewer(5), 3, marks=pytest.mark.slow)],
     ids=["few", "many"],
 )
-def test_chaos_of_many_writers_without_a_broker_loses_and_doubles_nothing(
+def test_chaos_of_many_writers_loses_and_doubles_nothing(
     contents: Contents, rounds: int, tmp_path: Path
 ) -> None:
     seed = new_seed()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from typing import Any
 
@@ -31,47 +33,36 @@ def driver_for(scheme: str) -> type[Driver]:
     return found
 
 
-class Host:
-    """The one broker that runs, if any."""
-
-    def __init__(self) -> None:
-        self._server: BrokerServer | None = None
-        self._serving: asyncio.Task[None] | None = None
-
-    async def serve(self, store: str) -> str:
-        """The broker's URL, once it answers."""
-        listener = listen("127.0.0.1", 0)
-        url = url_of(listener, tls=False)
-        driver = driver_for(store.partition("://")[0]).from_url(store)
-        app = make_app(driver, CONFIG, candidacy_for(driver, url=url, term=TERM))
-        ready: asyncio.Future[BrokerServer] = asyncio.get_running_loop().create_future()
-        self._serving = asyncio.create_task(serve(app, listener, when_ready=ready.set_result))
-        either: list[asyncio.Future[Any]] = [self._serving, ready]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            await self._serving
-        self._server = ready.result()
-        if isinstance(app.service.leads, Leadership):
-            await app.service.leads.leads.wait()
-        return url
-
-    async def rest(self) -> None:
-        server, serving, self._server, self._serving = self._server, self._serving, None, None
-        if server is not None and serving is not None:
-            server.stop()
-            await serving
+@asynccontextmanager
+async def broker(store: str) -> AsyncIterator[str]:
+    """The broker's URL, once it answers."""
+    listener = listen("127.0.0.1", 0)
+    url = url_of(listener, tls=False)
+    driver = driver_for(store.partition("://")[0]).from_url(store)
+    app = make_app(driver, CONFIG, candidacy_for(driver, url=url, term=TERM))
+    ready: asyncio.Future[BrokerServer] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve(app, listener, when_ready=ready.set_result))
+    either: list[asyncio.Future[Any]] = [serving, ready]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if not ready.done():
+        await serving
+    if isinstance(app.service.leads, Leadership):
+        await app.service.leads.leads.wait()
+    yield url
+    ready.result().stop()
+    await serving
 
 
 async def main() -> None:
-    host = Host()
     loop = asyncio.get_running_loop()
-    while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
-        try:
-            await host.rest()
-            print("rests" if line == "-" else await host.serve(line), flush=True)
-        except Exception as error:
-            print(f"failed: {type(error).__name__}: {error}".replace("\n", " "), flush=True)
-    await host.rest()
+    async with AsyncExitStack() as running:
+        while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
+            try:
+                await running.aclose()
+                url = "rests" if line == "-" else await running.enter_async_context(broker(line))
+                print(url, flush=True)
+            except Exception as error:
+                print(f"failed: {type(error).__name__}: {error}".replace("\n", " "), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 
+from records import present
 from taskharbor.drivers.http import HttpDriver
 from taskharbor_testkit.conformance.backend import Backend, Store
 
@@ -22,29 +23,19 @@ class BrokerHost:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._stdin, self._stdout = present(self._process.stdin), present(self._process.stdout)
         atexit.register(self.close)
 
-    def serve(self, store_url: str) -> str:
-        """A broker for this store; the one before is stopped."""
-        return self._ask(store_url)
-
-    def rest(self) -> None:
-        """Nobody needs the store any more."""
-        self._ask("-")
-
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._stdin.close()
+        self._stdout.close()
         self._process.wait(30)
 
-    def _ask(self, line: str) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline().strip()
+    def ask(self, line: str) -> str:
+        """The URL of a broker for the store of this URL; the one before is stopped. `-` only stops that one."""
+        self._stdin.write(f"{line}\n")
+        self._stdin.flush()
+        answer = self._stdout.readline().strip()
         assert answer, f"the broker host ended with code {self._process.poll()}"
         assert not answer.startswith("failed"), answer
         return answer
@@ -64,11 +55,11 @@ class ThroughBroker(Backend):
 
     @asynccontextmanager
     async def store(self, directory: Path) -> AsyncIterator[Store]:
-        url = _host().serve(self._store_url(directory))
+        url = _host().ask(self._store_url(directory))
         store = Store(HttpDriver.from_url(url), url)
         try:
             await store.refuse_unless_empty()
             yield store
         finally:
             await store.close()
-            _host().rest()
+            _host().ask("-")
