@@ -75,20 +75,13 @@ async def who_async() -> tuple[tuple[int, str, str], int]:
 
 
 @harbor.job(isolation="process", max_attempts=1, timeout=60)
-def introspect(started: str, go_on: str) -> dict[str, Any]:
+def introspect(started: str, go_on: str) -> tuple[tuple[str, int, int], dict[str, str], bool, bool]:
     job = current_job()
     job.progress({"at": 1})
     touch(started)
     while not Path(go_on).exists():
         job.wait_for_stop(0.005)
-    return {
-        "id": job.id,
-        "fence": job.fence,
-        "attempt": job.attempt,
-        "headers": dict(job.headers),
-        "deadline": job.deadline is not None,
-        "should_stop": job.should_stop,
-    }
+    return (job.id, job.fence, job.attempt), dict(job.headers), job.deadline is not None, job.should_stop
 
 
 class Custom(Exception):
