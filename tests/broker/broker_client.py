@@ -1,20 +1,20 @@
-"""Two clients: one as anybody would write it, JSON over one connection; and one that calls the application without a server."""
+"""Two clients: one as anybody would write it, JSON over one connection; and one that calls the application without a server.
+And a store that fails."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.clock import Clock, SystemClock
+from taskharbor.drivers import broker_protocol as wire
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.memory import MemoryDriver
 
 
@@ -37,6 +37,25 @@ class Answer(NamedTuple):
         return cls(status, named, json.loads(content) if content and is_json else content)
 
 
+class Unwell(MemoryDriver):
+    """A store that fails while `error` is set: in every call, or only in calls of some kinds."""
+
+    def __init__(self, error: Exception | None = None, *kinds: type[op.Operation[Any]]) -> None:
+        super().__init__()
+        self.error = error
+        self._kinds = kinds
+
+    async def time(self) -> int:
+        if self.error is not None and not self._kinds:
+            raise self.error
+        return await super().time()
+
+    async def run(self, call: op.Operation[Any]) -> Any:
+        if self.error is not None and (not self._kinds or isinstance(call, self._kinds)):
+            raise self.error
+        return await super().run(call)
+
+
 class Client:
     def __init__(self, url: str, *, secret: str | None = None, timeout: float = 20) -> None:
         parts = urlsplit(url)
@@ -47,9 +66,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._connection.close()
 
     def ask(
@@ -78,12 +95,10 @@ class Client:
         return answer.body
 
     def submit(self, **job: Any) -> str:
-        job_id: str = self.ok("POST", "/v1/jobs", {"type": "t", **job})["id"]
-        return job_id
+        return str(self.ok("POST", "/v1/jobs", {"type": "t", **job})["id"])
 
     def claim(self, **asked: Any) -> list[dict[str, Any]]:
-        jobs: list[dict[str, Any]] = self.ok("POST", "/v1/jobs/claim", asked)["jobs"]
-        return jobs
+        return list(self.ok("POST", "/v1/jobs/claim", asked)["jobs"])
 
     def held(self, **job: Any) -> dict[str, Any]:
         """A job that was submitted and claimed."""
@@ -92,12 +107,10 @@ class Client:
         return claimed
 
     def job(self, job_id: str) -> dict[str, Any]:
-        job: dict[str, Any] = self.ok("GET", f"/v1/jobs/{job_id}")
-        return job
+        return dict(self.ok("GET", f"/v1/jobs/{job_id}"))
 
     def jobs(self) -> list[dict[str, Any]]:
-        jobs: list[dict[str, Any]] = self.ok("GET", "/v1/jobs")["jobs"]
-        return jobs
+        return list(self.ok("GET", "/v1/jobs")["jobs"])
 
     def act(self, job: dict[str, Any], action: str, **body: Any) -> Any:
         """An action of the holder of a claimed job."""

@@ -42,9 +42,8 @@ def test_a_broker_serves_says_where_and_stops_gracefully(tmp_path: Path) -> None
             job_id = client.submit(payload={"a": 1})
         assert broker.stop() == 0
     text = "".join(broker.lines)
-    assert f"serving sqlite:///{tmp_path}/jobs.db at {broker.url}" in text
-    assert "SIGTERM" in text
-    assert "stopped" in text
+    for said in (f"serving sqlite:///{tmp_path}/jobs.db at {broker.url}", "SIGTERM", "stopped"):
+        assert said in text
     with broker_process(f"sqlite:///{tmp_path}/jobs.db") as again, Client(again.url) as client:
         assert client.job(job_id)["payload"] == {"a": 1}
 
@@ -79,29 +78,17 @@ def test_tokens_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None
             assert [nobody.get("/v1/stats").status, tester.get("/v1/stats").status] == [401, 200]
         assert "can read" not in "".join(broker.lines)
     file.chmod(0o644)
-    environment = {"TASKHARBOR_BROKER_TOKENS": f"other:read:{SECRET}x"}
     with broker_process("memory://", "--token-file", str(file)) as broker:
         assert "everybody on this machine can read" in "".join(broker.lines)
-    with (
-        broker_process("memory://", environment=environment) as broker,
-        Client(broker.url, secret=f"{SECRET}x") as other,
-    ):
-        assert other.get("/v1/stats").status == 200
-        assert other.post("/v1/jobs", {"type": "t"}).status == 403
+    # With tokens, others may be let in.
+    environment = {"TASKHARBOR_BROKER_TOKENS": f"other:read:{SECRET}x"}
+    with broker_process("memory://", "--bind", "0.0.0.0:0", environment=environment) as broker:
+        local = broker.url.replace("0.0.0.0", "127.0.0.1")
+        with Client(local, secret=f"{SECRET}x") as other:
+            assert other.get("/v1/stats").status == 200
+            assert other.post("/v1/jobs", {"type": "t"}).status == 403
+    assert "unencrypted" in "".join(broker.lines)
     assert SECRET not in "".join(broker.lines)
-
-
-def test_another_bind_than_loopback_needs_tokens() -> None:
-    answer = refused("--bind", "0.0.0.0:0")
-    assert answer.exit_code == 2
-    assert "0.0.0.0 can be reached from other hosts, and no token is set" in answer.stderr
-    assert "--token-file" in answer.stderr
-    tokens = {"TASKHARBOR_BROKER_TOKENS": f"tester:admin:{SECRET}"}
-    with broker_process("memory://", "--bind", "0.0.0.0:0", environment=tokens) as broker:
-        port = broker.url.rpartition(":")[2]
-        with Client(f"http://127.0.0.1:{port}", secret=SECRET) as client:
-            assert client.get("/v1/stats").status == 200
-        assert "unencrypted" in "".join(broker.lines)
 
 
 def test_a_busy_port_says_what_to_do() -> None:
@@ -122,10 +109,11 @@ def test_a_busy_port_says_what_to_do() -> None:
         (("--store", "hello"), 2, "is not a driver URL"),
         (("--token-file", "missing"), 2, "cannot read the token file missing"),
         (("--bind", "nowhere"), 2, "write it like 127.0.0.1:7433"),
+        (("--bind", "0.0.0.0:0"), 2, "0.0.0.0 can be reached from other hosts, and no token is set"),
         (("--tls-cert", "missing.pem"), 2, "cannot read the TLS file missing.pem"),
         (("--tls-cert", __file__), 2, "PEM"),
         (("--tls-key", __file__), 2, "without --tls-cert"),
-        (("--store", "redis://127.0.0.1:1/0"), 3, "Connection refused"),
+        (("--store", "redis://app:hunter2-password@127.0.0.1:1/0?prefix=x"), 3, "Connection refused"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_a_reason(
@@ -135,11 +123,6 @@ def test_what_cannot_be_served_is_refused_with_a_reason(
     assert (answer.exit_code, answer.stdout) == (code, "")
     assert said in answer.stderr
     assert "Traceback" not in answer.stderr
+    assert "hunter2" not in answer.stderr
     as_json = refused(*arguments, "--json")
     assert as_json.stderr.startswith('{"error":')
-
-
-def test_a_password_in_the_stores_address_is_not_shown() -> None:
-    answer = refused("--store", "redis://app:hunter2-password@127.0.0.1:1/0?prefix=x")
-    assert answer.exit_code == 3
-    assert "hunter2" not in answer.stderr

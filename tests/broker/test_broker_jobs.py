@@ -42,14 +42,9 @@ def test_the_life_of_a_job_as_the_original_protocol_tells_it(client: Client, clo
 
 def test_every_option_of_a_job_is_kept_and_a_listed_job_can_be_sent_again(client: Client) -> None:
     asked = {
-        **{
-            "queue": "q",
-            "run_at": "2030-01-02T03:04:05.678901+01:00",
-            "timeout_seconds": 1.5,
-            "priority": -3,
-        },
+        **{"queue": "q", "run_at": "2030-01-02T03:04:05.678901+01:00", "timeout_seconds": 1.5},
         **{"max_attempts": 7, "max_stalls": 2, "backoff_seconds": [0.5, 20.0], "headers": {"trace": "1"}},
-        **{"payload": {"n": 1}, "key": "k", "codec": "json"},
+        **{"payload": {"n": 1}, "key": "k", "codec": "json", "priority": -3},
     }
     first = client.submit(**asked, idempotency_key="i")
     client.ok("POST", f"/v1/jobs/{first}/cancel")
@@ -61,16 +56,6 @@ def test_every_option_of_a_job_is_kept_and_a_listed_job_can_be_sent_again(client
     for job in (listed, client.job(again)):
         assert {name: job[name] for name in kept} == kept
     assert client.job(again)["state"] == "scheduled"
-
-
-def test_many_jobs_are_stored_all_or_not_at_all(client: Client) -> None:
-    answer = client.post("/v1/jobs", {"jobs": [{"type": "a"}, {"type": "b", "delay_seconds": 60}]})
-    assert answer.status == 201
-    assert [client.job(one["id"])["state"] for one in answer.body["jobs"]] == ["ready", "scheduled"]
-    # The second has a backoff that ends before it begins.
-    refused = client.post("/v1/jobs", {"jobs": [{"type": "c"}, {"type": "d", "backoff_seconds": [9, 1]}]})
-    assert refused.status == 422
-    assert len(client.jobs()) == 2
 
 
 def test_a_job_that_exists_is_not_stored_again_but_may_be_changed(client: Client) -> None:
@@ -138,8 +123,14 @@ def test_a_failure_follows_the_jobs_own_limits_and_back_off(client: Client, cloc
     assert client.job(job_id)["attempts"] == 3
 
 
-def test_a_retry_at_a_time_of_ones_own(client: Client, clock: FakeClock) -> None:
-    job = client.held(max_attempts=2)
+def test_a_job_comes_back_at_a_time_of_ones_own_spent_or_not(client: Client, clock: FakeClock) -> None:
+    client.act(client.held(max_attempts=2), "release", delay_seconds=10)
+    assert client.claim() == []
+    clock.advance(10)
+    (job,) = client.claim()
+    assert (job["attempts"], job["stalls"], job["fence"]) == (0, 0, 2)
+    client.ok("POST", f"/v1/jobs/{job['id']}/release", {"worker": "everybody"})
+    (job,) = client.claim()
     assert client.act(job, "retry", error="busy", delay_seconds=90)["applied"] == "retry"
     clock.advance(89)
     assert client.claim() == []
@@ -149,26 +140,24 @@ def test_a_retry_at_a_time_of_ones_own(client: Client, clock: FakeClock) -> None
     assert client.act(job, "retry", error="busy", delay_seconds=90)["applied"] == "fail"
 
 
-def test_a_released_job_is_unspent(client: Client, clock: FakeClock) -> None:
-    client.act(client.held(), "release", delay_seconds=10)
-    assert client.claim() == []
-    clock.advance(10)
-    (job,) = client.claim()
-    assert (job["attempts"], job["stalls"], job["fence"]) == (0, 0, 2)
-    client.ok("POST", f"/v1/jobs/{job['id']}/release", {"worker": "everybody"})
-    assert client.job(job["id"])["state"] == "ready"
-
-
-def test_each_end_in_a_batch_stands_for_itself(client: Client) -> None:
+def test_each_heartbeat_and_each_end_in_a_batch_stands_for_itself(client: Client, clock: FakeClock) -> None:
     client.ok("POST", "/v1/jobs", {"jobs": [{"type": "t"}] * 5})
-    jobs = client.claim(limit=5, worker="w")
+    jobs = client.claim(limit=5, worker="w", lease_seconds=10)
     done, failed, retried, lost, released = [{"id": job["id"], "token": job["token"]} for job in jobs]
+    clock.advance(5)
+    by_name = {"id": released["id"], "workerId": "w"}
+    beats = [done, failed, retried, {**lost, "token": "stale"}, by_name, {"id": "unknown", "workerId": "w"}]
+    results = client.ok("POST", "/v1/jobs/heartbeat", {"jobs": beats, "lease_seconds": 10})["results"]
+    tokens = [one["token"] for one in (done, failed, retried)]
+    assert outcomes(results, "token") == [*tokens, "lease_mismatch", released["token"], "job_not_found"]
+    clock.advance(5)
+    assert [job["id"] for job in client.claim(limit=5)] == [lost["id"]]
     ends = [
         {"action": "complete", **done, "result": {"n": 1}},
         {"action": "fail", **failed, "error": "x", "retryable": False},
         {"action": "retry", **retried, "error": "x", "delay_seconds": 5},
-        {"action": "complete", **lost, "token": "stale"},
-        {"action": "release", "id": released["id"], "workerId": "w"},
+        {"action": "complete", **lost},
+        {"action": "release", **by_name},
         {"action": "fail", "id": "unknown", "token": "x"},
         {"action": "discard", "id": "unknown", "workerId": "w"},
     ]
@@ -179,23 +168,6 @@ def test_each_end_in_a_batch_stands_for_itself(client: Client) -> None:
     states = [client.job(job["id"])["state"] for job in jobs]
     assert states == ["done", "dead", "scheduled", "inflight", "ready"]
     assert client.job(done["id"])["result"] == {"n": 1}
-
-
-def test_heartbeats_in_a_batch_stand_for_themselves(client: Client, clock: FakeClock) -> None:
-    client.ok("POST", "/v1/jobs", {"jobs": [{"type": "t"}] * 3})
-    jobs = client.claim(limit=3, worker="w", lease_seconds=10)
-    clock.advance(5)
-    beats = [
-        {"id": jobs[0]["id"], "token": jobs[0]["token"]},
-        {"id": jobs[1]["id"], "token": "stale"},
-        {"id": jobs[2]["id"], "workerId": "w"},
-        {"id": "unknown", "workerId": "w"},
-    ]
-    results = client.ok("POST", "/v1/jobs/heartbeat", {"jobs": beats, "lease_seconds": 10})["results"]
-    tokens = [job["token"] for job in jobs]
-    assert outcomes(results, "token") == [tokens[0], "lease_mismatch", tokens[2], "job_not_found"]
-    clock.advance(5)
-    assert [job["id"] for job in client.claim(limit=3)] == [jobs[1]["id"]]
 
 
 def test_every_refusal_has_its_code(client: Client, clock: FakeClock) -> None:
@@ -210,13 +182,9 @@ def test_every_refusal_has_its_code(client: Client, clock: FakeClock) -> None:
     client.act(job, "complete")
     answers += [client.post(f"{path}/cancel"), client.get("/v1/jobs/unknown")]
     answers += [client.post(f"{path}/complete", {})]
+    conflicts = ("job_not_inflight", "job_not_dead", "lease_mismatch", "lease_mismatch", "lease_expired")
     assert [one.refusal for one in answers] == [
-        (409, "job_not_inflight"),
-        (409, "job_not_dead"),
-        (409, "lease_mismatch"),
-        (409, "lease_mismatch"),
-        (409, "lease_expired"),
-        (409, "job_finished"),
+        *((409, code) for code in (*conflicts, "job_finished")),
         (404, "job_not_found"),
         (422, "invalid_request"),
     ]
@@ -242,24 +210,21 @@ def test_jobs_are_listed_by_filter_and_page_by_page(client: Client) -> None:
     assert "finished_before must be a time with a zone" in refused.body["detail"]
 
 
-def test_a_name_with_a_slash_in_it_is_one_name(client: Client) -> None:
-    client.ok("PUT", "/v1/queues/a%2Fb%20%C3%A9", {"max_inflight": 3})
-    assert client.ok("GET", "/v1/queues/a%2Fb%20%C3%A9")["queue"] == "a/b é"
+def test_queue_settings_are_replaced_as_a_whole_under_any_name(client: Client) -> None:
+    path, name = "/v1/queues/a%2Fb%20%C3%A9", "a/b é"
+    client.ok("PUT", path, {"paused": True, "max_inflight": 2, "keep_done_seconds": None})
+    kept = client.ok("GET", path)
+    assert (kept["queue"], kept["paused"]) == (name, True)
+    assert (kept["max_inflight"], kept["keep_done_seconds"]) == (2, None)
+    client.submit(queue=name)
+    assert client.claim(queue=name) == []
+    client.ok("PUT", path, {})
+    assert len(client.claim(queue=name)) == 1
+    for wrong in ({"failure_queue": name}, {"max_inflight": 0}):
+        assert client.ask("PUT", path, wrong).status == 422
     assert client.get("/v1/queues/a/b").status == 404
     assert client.get("/v1/queues/%ff").status == 422
     assert client.ok("GET", "/v1/queues/%7Bname%7D")["queue"] == "{name}"
-
-
-def test_queue_settings_are_replaced_as_a_whole(client: Client) -> None:
-    client.ok("PUT", "/v1/queues/q", {"paused": True, "max_inflight": 2, "keep_done_seconds": None})
-    kept = client.ok("GET", "/v1/queues/q")
-    assert (kept["paused"], kept["max_inflight"], kept["keep_done_seconds"]) == (True, 2, None)
-    client.submit(queue="q")
-    assert client.claim(queue="q") == []
-    client.ok("PUT", "/v1/queues/q", {})
-    assert len(client.claim(queue="q")) == 1
-    for wrong in ({"failure_queue": "q"}, {"max_inflight": 0}):
-        assert client.ask("PUT", "/v1/queues/q", wrong).status == 422
 
 
 def test_the_attempt_log_is_read_from_a_cursor(client: Client) -> None:
@@ -275,16 +240,7 @@ def test_the_attempt_log_is_read_from_a_cursor(client: Client) -> None:
     assert client.ok("GET", f"/v1/jobs/{job_id}/attempts")["attempts"] == [row]
 
 
-def test_purge_removes_only_what_has_ended(client: Client) -> None:
-    kept = client.submit()
-    gone = client.submit()
-    client.ok("POST", f"/v1/jobs/{gone}/cancel")
-    assert client.ok("POST", "/v1/purge", {"states": ["cancelled", "ready"]}) == {"removed": 1}
-    assert client.get(f"/v1/jobs/{gone}").status == 404
-    assert client.job(kept)["state"] == "ready"
-
-
-def test_a_failure_that_no_try_can_mend_kills_until_an_operator_requeues(client: Client) -> None:
+def test_an_operator_requeues_cancels_and_purges(client: Client) -> None:
     job = client.held()
     job_id = job["id"]
     assert client.act(job, "fail", error="bad", retryable=False)["applied"] == "fail"
@@ -295,6 +251,9 @@ def test_a_failure_that_no_try_can_mend_kills_until_an_operator_requeues(client:
     for action, state in (("requeue", "ready"), ("cancel", "cancelled")):
         results = client.ok("POST", f"/v1/jobs/{action}", {"ids": [job_id, "unknown"]})["results"]
         assert outcomes(results, "state") == [state, "job_not_found"]
+    kept = client.submit()
+    assert client.ok("POST", "/v1/purge", {"states": ["cancelled", "ready"]}) == {"removed": 1}
+    assert [job["id"] for job in client.jobs()] == [kept]
 
 
 @pytest.mark.parametrize(
@@ -313,6 +272,7 @@ def test_a_failure_that_no_try_can_mend_kills_until_an_operator_requeues(client:
         ({"type": "t", "headers": {"a": "x" * 9000}}, "headers"),
         ({"jobs": []}, "jobs"),
         ({"jobs": [{"type": "t"}, {"type": 5}]}, "jobs[1]"),
+        ({"jobs": [{"type": "t"}, {"type": "t", "backoff_seconds": [9, 1]}]}, "backoff"),
         ([], "object"),
         ("x", "object"),
     ],
@@ -330,10 +290,7 @@ def test_a_request_that_is_repeated_under_its_name_gets_the_same_answer(
     """What an unclear end of a connection asks for: no job is stored twice, none is left with nobody."""
 
     def claim() -> list[dict[str, Any]]:
-        jobs: list[dict[str, Any]] = client.post("/v1/jobs/claim", {}, TaskHarbor_Request="claim-1").body[
-            "jobs"
-        ]
-        return jobs
+        return list(client.post("/v1/jobs/claim", {}, TaskHarbor_Request="claim-1").body["jobs"])
 
     # A claim that found nothing is made anew under its name.
     assert claim() == []
@@ -349,16 +306,13 @@ def test_a_request_that_is_repeated_under_its_name_gets_the_same_answer(
     # That lease is over: the name leads to a new claim.
     (again,) = claim()
     assert (again["id"], again["fence"]) == (answers[0]["id"], 2)
-
-
-def test_a_name_is_for_one_request(client: Client) -> None:
-    client.post("/v1/jobs", {"type": "t"}, TaskHarbor_Request="name")
+    # A name is for one request.
     for path, body in (("/v1/jobs", {"type": "u"}), ("/v1/jobs/claim", {})):
-        answer = client.post(path, body, TaskHarbor_Request="name")
+        answer = client.post(path, body, TaskHarbor_Request="submit-1")
         assert answer.refusal == (422, "invalid_request")
         assert "make a new one for every call" in answer.body["detail"]
-    assert client.post("/v1/jobs", {"type": "t"}, TaskHarbor_Request="x" * 65).status == 422
-    assert len(client.jobs()) == 1
+    assert client.post("/v1/jobs", job, TaskHarbor_Request="x" * 65).status == 422
+    assert len(client.jobs()) == 2
 
 
 async def test_a_long_batch_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:

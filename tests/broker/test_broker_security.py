@@ -5,27 +5,21 @@ from __future__ import annotations
 import hmac
 import logging
 import socket
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 import taskharbor.broker.tokens as tokens
-from broker.broker_client import Answer, Client, Direct
+from broker.broker_client import Answer, Client, Direct, Unwell
 from broker.broker_loops import PATIENCE, wait_until, waiting_claim
-from needing import Certificate
 from taskharbor.broker.admission import Rates, host_names, is_known_host
 from taskharbor.broker.routes import ROUTES
 from taskharbor.broker.server import BoundedProtocol, check_exposure
 from taskharbor.broker.tokens import find_caller, parse_token, read_token_file
-from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.drivers.operations import OPERATIONS, Operation, Settings, Stats
+from taskharbor.drivers.operations import OPERATIONS, Settings, Stats
 from taskharbor.errors import InvalidRequest
 from taskharbor.testing.broker import broker_thread, running_broker
 
@@ -42,10 +36,14 @@ def guarded() -> Iterator[str]:
 POST = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%s\r\n\r\n"
 
 
+def connected(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE)
+
+
 def raw(url: str, data: bytes) -> bytes:
     """Send bytes as they are; all that comes back until the server hangs up."""
-    parts = urlsplit(url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as connection:
+    with connected(url) as connection:
         connection.sendall(data)
         return connection.makefile("rb").read()
 
@@ -166,17 +164,13 @@ def test_a_scope_brings_what_it_implies(tmp_path: Path) -> None:
     assert second.caller.scopes == {"read", "produce", "bulk", "work", "admin"}
 
 
-@pytest.mark.parametrize(
-    ("host", "is_ours"),
-    [
-        *((host, False) for host in ("0.0.0.0", "::", "192.0.2.1", "queue.example")),
-        *((host, True) for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8")),
-    ],
-)
-def test_other_hosts_are_let_in_only_with_tokens(host: str, is_ours: bool) -> None:
-    check_exposure(host, has_tokens=True)
-    with nullcontext() if is_ours else pytest.raises(InvalidRequest, match="no token"):
+def test_other_hosts_are_let_in_only_with_tokens() -> None:
+    for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
         check_exposure(host, has_tokens=False)
+    for host in ("0.0.0.0", "::", "192.0.2.1", "queue.example"):
+        check_exposure(host, has_tokens=True)
+        with pytest.raises(InvalidRequest, match="no token"):
+            check_exposure(host, has_tokens=False)
 
 
 # -- host and origin ----------------------------------------------------------------------------------------
@@ -195,27 +189,24 @@ def named() -> Iterator[str]:
 def test_a_name_that_is_not_ours_is_refused(named: str, host: str) -> None:
     """A page that made its own name lead here cannot even look."""
     with Client(named) as client:
-        assert client.get("/v1/stats", Host=host).refusal == (421, "unknown_host")
-        assert client.get("/health", Host=host).status == 421
-        assert client.post("/v1/jobs", {"type": "t"}, Host=host).status == 421
+        for answer in (
+            client.get("/v1/stats", Host=host),
+            client.get("/health", Host=host),
+            client.post("/v1/jobs", {"type": "t"}, Host=host),
+        ):
+            assert answer.refusal == (421, "unknown_host")
         assert client.jobs() == []
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("localhost", "LOCALHOST:1", "127.0.0.1:7433", "[::1]:7433", "localhost."),
-        *("queue.example", "queue.example:7433", "broker-1.internal:7433"),
-    ],
-)
-def test_loopback_and_names_that_were_told_are_ours(named: str, host: str) -> None:
+def test_loopback_names_that_were_told_and_the_address_that_was_connected_to_are_ours(named: str) -> None:
     with Client(named) as client:
-        assert client.get("/v1/stats", Host=host).status == 200
-
-
-def test_the_address_that_was_connected_to_is_ours() -> None:
-    hosts = (b"192.0.2.7:7433", b"192.0.2.8:7433", b"evil.example")
-    assert [is_known_host(host, host_names(()), "192.0.2.7") for host in hosts] == [True, False, False]
+        for host in (
+            *("localhost", "LOCALHOST:1", "127.0.0.1:7433", "[::1]:7433", "localhost."),
+            *("queue.example", "queue.example:7433", "broker-1.internal:7433"),
+        ):
+            assert client.get("/v1/stats", Host=host).status == 200, host
+    hosts = (b"192.0.2.7:7433", b"192.0.2.8:7433", b"evil.example", None)
+    assert [is_known_host(host, host_names(()), "192.0.2.7") for host in hosts] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -227,8 +218,7 @@ def test_the_address_that_was_connected_to_is_ours() -> None:
 )
 def test_a_page_of_another_origin_changes_nothing(client: Client, origin: str) -> None:
     for method, path in (("POST", "/v1/jobs"), ("PUT", "/v1/queues/q"), ("POST", "/v1/driver/enqueue")):
-        answer = client.ask(method, path, {"type": "t"}, Origin=origin)
-        assert answer.refusal == (403, "bad_origin")
+        assert client.ask(method, path, {"type": "t"}, Origin=origin).refusal == (403, "bad_origin")
     looked = client.get("/v1/jobs", Origin=origin)
     assert looked.body["jobs"] == []
     # Nothing lets the page read what it asked for.
@@ -236,9 +226,9 @@ def test_a_page_of_another_origin_changes_nothing(client: Client, origin: str) -
 
 
 def test_a_page_of_the_brokers_own_may(url: str, client: Client) -> None:
-    assert client.ask("POST", "/v1/jobs", {"type": "t"}, Origin=url).status == 201
-    proxied = client.ask("POST", "/v1/jobs", {"type": "t"}, Origin="https://localhost", Host="localhost")
-    assert proxied.status == 201
+    proxied = {"Origin": "https://localhost", "Host": "localhost"}
+    for headers in ({"Origin": url}, proxied):
+        assert client.post("/v1/jobs", {"type": "t"}, **headers).status == 201
 
 
 @pytest.mark.parametrize(
@@ -303,20 +293,14 @@ def test_a_request_that_no_client_should_send_is_cut(
         assert client.jobs() == []
 
 
-def test_a_large_body_gets_its_answer_not_a_broken_pipe(narrow: str) -> None:
-    with Client(narrow) as client:
-        answer = client.ask("POST", "/v1/jobs", data=b" " * 5_000_000)
-        assert answer.refusal == (413, "too_large")
-
-
-CONTENTS = [
-    ("payload", "/v1/jobs", "type", 1_048_576),
-    ("result", "/v1/jobs/x/complete", "token", 65_536),
-    ("progress", "/v1/jobs/x/heartbeat", "token", 4096),
-]
-
-
-@pytest.mark.parametrize(("place", "path", "needed", "most"), CONTENTS)
+@pytest.mark.parametrize(
+    ("place", "path", "needed", "most"),
+    [
+        ("payload", "/v1/jobs", "type", 1_048_576),
+        ("result", "/v1/jobs/x/complete", "token", 65_536),
+        ("progress", "/v1/jobs/x/heartbeat", "token", 4096),
+    ],
+)
 def test_a_value_that_is_nested_too_deep_or_too_large_is_refused(
     url: str, narrow: str, place: str, path: str, needed: str, most: int
 ) -> None:
@@ -337,29 +321,25 @@ def test_a_value_that_is_nested_too_deep_or_too_large_is_refused(
         assert f"at most {most} are" in answer.body["detail"]
 
 
-def test_a_nest_that_would_overflow_the_stack_is_refused(client: Client) -> None:
-    for data in (
-        b"[" * 200_000,
-        b'{"type":"t","payload":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
-    ):
+def test_a_large_body_gets_its_answer_and_a_nest_overflows_no_stack(client: Client, narrow: str) -> None:
+    with Client(narrow) as small:
+        answer = small.ask("POST", "/v1/jobs", data=b" " * 5_000_000)
+        assert answer.refusal == (413, "too_large"), "not a broken pipe"
+    nest = b'{"type":"t","payload":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}"
+    for data in (b"[" * 200_000, nest):
         assert client.ask("POST", "/v1/jobs", data=data).status in (400, 422)
     assert client.get("/health").status == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/jobs", {"jobs": [{"type": "t"}] * 4}),
-        ("/v1/jobs/heartbeat", {"jobs": [{"id": "x", "token": "t"}] * 4}),
-        ("/v1/jobs/settle", {"settlements": [{"action": "complete", "id": "x", "token": "t"}] * 4}),
-        ("/v1/jobs/cancel", {"ids": ["x"] * 4}),
-        ("/v1/jobs/requeue", {"ids": ["x"] * 4}),
-    ],
-)
-def test_a_batch_that_is_too_long_is_refused(narrow: str, path: str, body: object) -> None:
+def test_a_batch_that_is_too_long_is_refused(narrow: str) -> None:
     with Client(narrow) as client:
-        answer = client.post(path, body)
-        assert answer.refusal == (413, "too_many_items")
+        for path, body in (
+            ("", {"jobs": [{"type": "t"}] * 4}),
+            ("/heartbeat", {"jobs": [{"id": "x", "token": "t"}] * 4}),
+            ("/settle", {"settlements": [{"action": "complete", "id": "x", "token": "t"}] * 4}),
+            *((action, {"ids": ["x"] * 4}) for action in ("/cancel", "/requeue")),
+        ):
+            assert client.post(f"/v1/jobs{path}", body).refusal == (413, "too_many_items"), path
         assert client.jobs() == []
 
 
@@ -369,8 +349,7 @@ def test_trailers_that_are_too_long_are_cut(url: str, trailers: bytes, answered:
     """The fields after the last piece of a body are headers too, and the parser keeps them."""
     path = b"/nowhere" if answered else b"/v1/jobs"
     head = CHUNKED.replace(b"Connection: close\r\n", b"").replace(b"/nowhere", path)
-    parts = urlsplit(url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as connection:
+    with connected(url) as connection:
         connection.sendall(head + b"2\r\n{}\r\n0\r\n")
         answer = connection.recv(65536) if answered else b""
         # The broker hangs up on a client that is still sending.
@@ -398,9 +377,8 @@ def test_what_strangers_send_fills_no_log(caplog: pytest.LogCaptureFixture) -> N
 
 def test_more_connections_than_allowed_are_closed() -> None:
     with broker_thread("memory://", max_connections=2) as broker:
-        parts = urlsplit(broker.url)
         state = broker.server.server_state
-        with socket.create_connection((parts.hostname, parts.port)), Client(broker.url) as client:
+        with connected(broker.url), Client(broker.url) as client:
             assert client.get("/health").status == 200
             with suppress(ConnectionError):
                 assert raw(broker.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
@@ -456,49 +434,27 @@ def test_guessing_tokens_becomes_slow() -> None:
             assert client.get("/v1/time").status == 200
 
 
-# -- TLS ----------------------------------------------------------------------------------------------------
-
-
-def test_over_tls_only_who_knows_the_certificate_is_sure(certificate: Certificate) -> None:
-    with running_broker("memory://", tls=(certificate.chain, certificate.key)) as url:
-        assert url.startswith("https://")
-        trusting = ssl.create_default_context(cafile=certificate.authority)
-        with urllib.request.urlopen(f"{url}/health", context=trusting) as answer:
-            assert answer.status == 200
-        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-            urllib.request.urlopen(f"{url}/health")
-        assert not raw(url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 2")
-
-
 # -- what is not expected -------------------------------------------------------------------------------------
 
 
-CANARY = "yranac-a-si-siht"
-"""Written backwards, since a traceback shows the line of the code."""
-
-
-class Broken(MemoryDriver):
-    async def run(self, call: Operation[Any]) -> Any:
-        if isinstance(call, (Stats, Settings)):
-            raise RuntimeError(CANARY[::-1])
-        return await super().run(call)
+CANARY = "this-is-a-canary"
 
 
 def test_an_error_nobody_expected_says_nothing_of_the_inside(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG), running_broker(Broken()) as url, Client(url) as client:
+    broken = Unwell(RuntimeError(CANARY), Stats, Settings)
+    with caplog.at_level(logging.DEBUG), running_broker(broken) as url, Client(url) as client:
         # A path begins no line of its own in the log.
         for path in ("/v1/stats", "/v1/queues/x%0Aforged"):
             answer = client.get(path)
             assert answer.refusal == (500, "internal")
-            assert CANARY[::-1] not in str(answer)
+            assert CANARY not in str(answer)
         assert client.get("/v1/time").status == 200
-    assert CANARY[::-1] not in caplog.text
+    assert CANARY not in caplog.text
     assert "RuntimeError in GET /v1/stats" in caplog.text
     assert "/v1/queues/x" in caplog.text
     assert "\nforged" not in caplog.text
 
 
 def test_the_table_of_routes_has_no_place_twice_and_no_change_for_readers() -> None:
-    assert len({one.name for one in ROUTES}) == len(ROUTES)
-    assert len({(one.method, one.path) for one in ROUTES}) == len(ROUTES)
+    assert len({one.name for one in ROUTES}) == len({(one.method, one.path) for one in ROUTES}) == len(ROUTES)
     assert all((one.scope == "read") == (one.method == "GET") for one in ROUTES)

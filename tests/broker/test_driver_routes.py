@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from broker.broker_client import Direct
+from broker.broker_client import Direct, Unwell
 from records import NOW, make_record, present
 from taskharbor.broker import idempotency
 from taskharbor.broker.idempotency import MOST_HEARD, Replays
 from taskharbor.broker.tokens import parse_token
 from taskharbor.clock import FakeClock
+from taskharbor.drivers import broker_protocol as wire
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Ack, Enqueued
-from taskharbor.drivers.http import protocol as wire
-from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
@@ -64,62 +63,70 @@ async def test_a_client_whose_clock_is_ahead_ends_no_lease_of_others_and_gets_no
     assert await direct.driver.settle([Ack(job.id, present(job.token))], now=now) == [None]
     clock.advance(10)
     assert await reserve(direct, "one", now=ahead + 10 * SECOND) == [other]
-    answer = await direct.call("reclaim", wire.encode(op.Reclaim(clock.now() + 61 * SECOND)))
-    assert answer.refusal == (422, "clock_skew")
+
+
+async def test_a_clock_that_is_wrong_is_refused() -> None:
+    clock = FakeClock()
+    direct, now = Direct(clock=clock), clock.now()
+    late, early = now + 61 * SECOND, now - 61 * SECOND
+    calls = [*map(op.Reclaim, (late, early)), op.Enqueue([make_record(now=now)], late)]
+    calls += [op.Reserve("q", 1, SECOND, at, "w") for at in (late, early)]
+    for call in calls:
+        answer = await direct.call(call.name, wire.encode(call))
+        assert answer.refusal == (422, "clock_skew")
+    # The last of many jobs is sent long after the first was stamped.
+    await direct.run(op.Enqueue([make_record(now=now)], now - 9000 * SECOND))
 
 
 # -- answers that may not have arrived -----------------------------------------------------------------------------
 
 
-async def test_a_reserve_of_the_same_name_gives_the_same_jobs_whoever_else_asks() -> None:
+async def test_a_reserve_of_the_same_name_gives_the_same_jobs_until_the_answer_was_heard() -> None:
+    """Whoever else uses that name."""
     direct = Direct(tokens=tuple(parse_token(f"{name}:work:{name * 16}") for name in "ab"))
-    await direct.driver.enqueue([make_record() for _ in range(4)], now=NOW)
-    first, again, others = [
-        await reserve(direct, "one", 2, Authorization=f"Bearer {name * 16}") for name in "aab"
-    ]
+    callers: list[dict[str, Any]] = [{"Authorization": f"Bearer {name * 16}"} for name in "ab"]
+    await direct.driver.enqueue([make_record() for _ in range(6)], now=NOW)
+    first, again = [await reserve(direct, "one", 2, **callers[0]) for _ in range(2)]
+    others = await reserve(direct, "one", 2, **callers[1])
     assert first == again
     assert {job.id for job in others}.isdisjoint(job.id for job in first)
+    await reserve(direct, "two", **callers[0], TaskHarbor_Heard="zero one")
+    assert await reserve(direct, "one", 2, **callers[0]) != first
 
 
 async def test_a_call_that_is_still_under_way_is_waited_for_and_not_made_twice() -> None:
-    class Slow(MemoryDriver):
-        began, go_on = asyncio.Event(), asyncio.Event()
-        count = 0
+    """If it is given up, whoever waits for it is told so."""
+    kept, go_on, made = Replays(), asyncio.Event(), 0
 
-        async def run(self, call: op.Operation[Any]) -> Any:
-            if isinstance(call, op.Reserve):
-                self.count += 1
-                self.began.set()
-                await self.go_on.wait()
-            return await super().run(call)
+    async def make() -> str:
+        nonlocal made
+        made += 1
+        await go_on.wait()
+        return "answer"
 
-    driver = Slow()
-    direct = Direct(driver)
-    await driver.enqueue([make_record(), make_record()], now=NOW)
-    tries = [asyncio.ensure_future(reserve(direct, "one")) for _ in range(3)]
-    await driver.began.wait()
-    driver.go_on.set()
-    first, *others = await asyncio.gather(*tries)
-    assert others == [first, first]
-    assert driver.count == 1
+    def ask() -> list[asyncio.Task[tuple[str, bool]]]:
+        return [asyncio.create_task(kept.once(("c", "x"), "op", make)) for _ in range(3)]
+
+    first, *others = ask()
+    await asyncio.sleep(0)
+    first.cancel()
+    for given_up in await asyncio.gather(*others, return_exceptions=True):
+        assert isinstance(given_up, BackendUnavailable)
+    tries = ask()
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.gather(*tries) == [("answer", False), ("answer", True), ("answer", True)]
+    assert made == 2
 
 
 async def test_an_error_is_not_remembered() -> None:
-    class Away(MemoryDriver):
-        is_away = True
-
-        async def run(self, call: op.Operation[Any]) -> Any:
-            if self.is_away and isinstance(call, op.Reserve):
-                raise BackendUnavailable("away")
-            return await super().run(call)
-
-    driver = Away()
+    driver = Unwell(BackendUnavailable("away"), op.Reserve)
     direct = Direct(driver)
     await driver.enqueue([make_record()], now=NOW)
     call = wire.encode(op.Reserve("q", 1, SECOND, NOW, "w"))
     answer = await direct.call("reserve", call, TaskHarbor_Request="one")
     assert answer.refusal == (503, "backend_unavailable")
-    driver.is_away = False
+    driver.error = None
     assert len(await reserve(direct, "one")) == 1
 
 
@@ -136,25 +143,15 @@ async def test_a_claim_for_no_job_undoes_the_one_of_that_name_also_where_it_come
 async def test_a_name_belongs_to_one_kind_of_call() -> None:
     direct = Direct()
     await reserve(direct, "one")
-    reclaim = wire.encode(op.Reclaim(NOW))
-    for name, complaint in (
-        ("one", "used for reserve already"),
-        ("", "1 to 64 characters"),
-        ("x" * 65, "1 to 64 characters"),
+    for headers, complaint in (
+        ({"TaskHarbor_Request": "one"}, "used for reserve already"),
+        ({"TaskHarbor_Request": ""}, "1 to 64 characters"),
+        ({"TaskHarbor_Request": "x" * 65}, "1 to 64 characters"),
+        ({"TaskHarbor_Heard": "x " * (MOST_HEARD + 1)}, "at most"),
     ):
-        answer = await direct.call("reclaim", reclaim, TaskHarbor_Request=name)
+        answer = await direct.call("reclaim", wire.encode(op.Reclaim(NOW)), **headers)
         assert answer.refusal == (422, "invalid_request")
         assert complaint in answer.body["detail"]
-    too_many = " ".join(["x"] * (MOST_HEARD + 1))
-    assert (await direct.call("reclaim", reclaim, TaskHarbor_Heard=too_many)).status == 422
-
-
-async def test_an_answer_that_was_heard_is_forgotten() -> None:
-    direct = Direct()
-    await direct.driver.enqueue([make_record() for _ in range(3)], now=NOW)
-    first = await reserve(direct, "one")
-    await reserve(direct, "two", TaskHarbor_Heard="zero one")
-    assert await reserve(direct, "one") != first
 
 
 async def test_what_is_remembered_is_bounded_in_time_bytes_and_number(
@@ -177,21 +174,3 @@ async def test_what_is_remembered_is_bounded_in_time_bytes_and_number(
     assert [await is_kept(name, 1) for name in "dede"] == [False] * 4
     monkeypatch.setattr(idempotency, "KEEP_SECONDS", 0)
     assert [await is_kept("f", 1) for _ in range(2)] == [False, False]
-
-
-async def test_whoever_waits_for_a_call_that_was_given_up_is_told_so() -> None:
-    kept = Replays()
-    begun = asyncio.Event()
-
-    async def never() -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    first, second = [asyncio.ensure_future(kept.once(("c", "x"), "op", never)) for _ in range(2)]
-    await begun.wait()
-    await asyncio.sleep(0)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    with pytest.raises(BackendUnavailable):
-        await second

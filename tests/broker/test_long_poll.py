@@ -2,145 +2,78 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from broker.broker_client import Client
+from broker.broker_client import Client, Direct
 from broker.broker_loops import PATIENCE, rounds_until, wait_until, waiting_claim
-from records import make_record
-from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.error_responses import Problem
-from taskharbor.broker.runtime import LongPolls
-from taskharbor.clock import SystemClock
-from taskharbor.drivers.contract import Driver, Woken
+from taskharbor.drivers.contract import Woken
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import Wait
 from taskharbor.testing.broker import broker_thread, running_broker
 
-# -- the numbers behind them: many clients, one handle on the store ---------------------------------------------
+
+async def test_so_many_queues_are_watched_and_one_that_nobody_waits_for_is_forgotten_and_misses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names cost a caller nothing. A watch costs the broker a task, and its looks at the store take time from all callers."""
+    monkeypatch.setattr("taskharbor.broker.runtime.LOOK_AGAIN", 0.001)
+    monkeypatch.setattr("taskharbor.broker.runtime.MOST_WATCHED", 256)
+    polls = Direct().app.service.long_polls
+    await polls.wait(Wait([f"queue-{number}" for number in range(255)], 0, 0))
+    seen = (await polls.wait(Wait(["q"], 0, 0))).seen
+    with pytest.raises(Problem, match="too_many_waiting"):
+        await polls.wait(Wait(["one more"], 0, 0))
+    for watcher in polls._watchers.values():
+        watcher.asked_at -= 5
+    await rounds_until(lambda: not polls._watchers)
+    # Also texts that are not of this broker, or not of this life.
+    for text in (seen, "another.7", "0/another.7", "x" * 300):
+        assert (await polls.wait(Wait(["q"], 0, PATIENCE, text))).woken
+    await polls.close()
 
 
 class Watched(MemoryDriver):
-    """A driver whose waits are counted, the first of which fail."""
+    """A driver whose waits are counted, some of which fail."""
 
     looks = 0
-    failures = 0
+    failing: range = range(0)
 
     async def wait(self, *args: Any, **options: Any) -> Woken:
         self.looks += 1
-        if self.looks <= self.failures:
+        if self.looks in self.failing:
             raise RuntimeError("nobody expected this")
         return await super().wait(*args, **options)
 
 
-@asynccontextmanager
-async def open_polls(driver: Driver, **options: Any) -> AsyncIterator[LongPolls]:
-    async with driver:
-        polls = LongPolls(driver, BrokerConfig(**options), SystemClock().now)
-        yield polls
-        await polls.close()
-
-
-async def wait(polls: LongPolls, seen: str | None, timeout: float = PATIENCE, *queues: str) -> Woken:
-    return await polls.wait(Wait(list(queues or ("q",)), 0, timeout, seen))
-
-
-async def quiet(polls: LongPolls, seen: str | None = None) -> str:
-    """What has been seen once nothing more stirs."""
-    for _ in range(50):
-        told = await wait(polls, seen, 0.01)
-        seen = told.seen
-        if not told.woken:
-            return seen
-    raise AssertionError("it never falls silent")
-
-
-async def store(driver: Driver, **fields: Any) -> None:
-    now = SystemClock().now()
-    await driver.enqueue([make_record(now=now, **fields)], now=now)
-
-
-async def test_a_queue_that_nobody_waits_for_is_forgotten_and_misses_nothing(
+def test_a_queue_is_not_forgotten_while_a_client_waits_though_the_store_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Names cost a caller nothing, and each look at the store takes time from all callers."""
-    monkeypatch.setattr("taskharbor.broker.runtime.LOOK_AGAIN", 0.001)
-    async with open_polls(MemoryDriver()) as polls:
-        await wait(polls, None, 0, *(f"queue-{number}" for number in range(255)))
-        seen = (await wait(polls, None, 0)).seen
-        for watcher in polls._watchers.values():
-            watcher.asked_at -= 5
-        await rounds_until(lambda: not polls._watchers)
-        assert (await wait(polls, seen)).woken
-        # Texts that are not of this broker, or not of this life.
-        for foreign in ("another.7", "0/another.7", "x" * 300):
-            assert (await wait(polls, foreign)).woken
-
-
-async def test_a_queue_is_not_forgotten_while_a_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.broker.runtime.LOOK_AGAIN", 0.001)
     driver = Watched()
-    async with open_polls(driver) as polls:
-        waiting = asyncio.create_task(wait(polls, await quiet(polls)))
-        await rounds_until(lambda: polls.waiting == 1)
+    with waiting_claim(driver) as (broker, claimed, other):
         monkeypatch.setattr("taskharbor.broker.runtime.FORGET_AFTER", 0.0)
         looks = driver.looks
-        await rounds_until(lambda: driver.looks > looks + 2)
-        await store(driver)
-        assert (await waiting).woken
-
-
-async def test_more_queues_than_allowed_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names cost a caller nothing, a watch costs the broker a task."""
-    monkeypatch.setattr("taskharbor.broker.runtime.MOST_WATCHED", 2)
-    async with open_polls(MemoryDriver()) as polls:
-        await wait(polls, None, 0, "a", "b")
-        with pytest.raises(Problem, match="too_many_waiting"):
-            await wait(polls, None, 0, "c")
-        await wait(polls, None, 0, "a", "b")
-
-
-async def test_a_store_that_fails_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.broker.runtime.LOOK_AGAIN", 0.001)
-    driver = Watched()
-    driver.failures = 3
-    async with open_polls(driver) as polls:
-        seen = (await wait(polls, None, 0)).seen
-        await rounds_until(lambda: driver.looks > 3)
-        await store(driver)
-        assert (await wait(polls, seen)).woken
-
-
-# -- claims that wait -------------------------------------------------------------------------------------------
-
-
-def test_a_claim_that_waits_gets_a_job_of_its_type_that_comes_later() -> None:
-    with waiting_claim({"types": ["b"]}) as (_, claimed, producing):
-        producing.submit(type="a")
-        job_id = producing.submit(type="b")
+        driver.failing = range(looks + 2, looks + 5)
+        wait_until(broker, lambda: driver.looks > looks + 7)
+        job_id = other.submit()
         assert [job["id"] for job in claimed.result(PATIENCE)] == [job_id]
 
 
-def test_more_who_wait_than_allowed_are_told_to_come_back() -> None:
-    with waiting_claim(max_waiting=1) as (_, claimed, second):
+def test_a_claim_that_waits_gets_a_job_of_its_type_that_comes_later() -> None:
+    """More who wait than allowed are told to come back."""
+    with waiting_claim(asked={"types": ["b"]}, max_waiting=1) as (_, claimed, second):
         refused = second.post("/v1/jobs/claim", {"wait_seconds": 5})
         assert refused.refusal == (429, "too_many_waiting")
         assert refused.headers["retry-after"] == "1"
         # Only waiting is refused.
         assert second.claim() == []
-        second.submit()
-        assert len(claimed.result(PATIENCE)) == 1
-
-
-def test_a_stop_answers_who_waits_at_once() -> None:
-    with waiting_claim() as (broker, claimed, _):
-        broker.loop.call_soon_threadsafe(broker.server.stop)
-        assert claimed.result(PATIENCE) == []
+        second.submit(type="a")
+        job_id = second.submit(type="b")
+        assert [job["id"] for job in claimed.result(PATIENCE)] == [job_id]
 
 
 def test_a_claim_that_waited_in_vain_is_answered_with_nothing() -> None:

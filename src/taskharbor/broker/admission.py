@@ -261,8 +261,7 @@ class Routes:
             raw = scope.get("raw_path")
             path = scope["path"] if raw is None else raw.decode("latin-1")
             for pattern, candidates in self._patterns:
-                match = pattern.fullmatch(path)
-                if match is not None:
+                if (match := pattern.fullmatch(path)) is not None:
                     methods = candidates
                     names = match.groupdict() if raw is None else _unquoted(match.groupdict())
                     break
@@ -290,10 +289,8 @@ def host_names(names: Iterable[str]) -> frozenset[str]:
 def is_known_host(header: bytes | None, names: frozenset[str], local_address: str | None) -> bool:
     """Return True if the Host header has one of these names or `local_address`, the address that the client connected to. A web
     page cannot give itself a plain address as its name."""
-    if header is None:
-        return False
-    name, _ = split_host(header.decode("latin-1"))
-    return name in names or (local_address is not None and name == local_address)
+    name, _ = split_host((header or b"").decode("latin-1"))
+    return name in names or name == local_address
 
 
 def is_same_origin(origin: bytes, host: bytes) -> bool:

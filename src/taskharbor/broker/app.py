@@ -26,8 +26,8 @@ from taskharbor.broker.idempotency import LONGEST_NAME, Replays
 from taskharbor.broker.routes import JSON, ROUTES, Route, endpoint_of
 from taskharbor.broker.runtime import Candidacy, Service
 from taskharbor.clock import Clock
+from taskharbor.drivers.broker_protocol import LEADER, REQUEST_ID
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.http.protocol import LEADER, REQUEST_ID
 
 
 def make_app(

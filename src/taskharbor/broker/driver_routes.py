@@ -1,7 +1,7 @@
 """The driver protocol, server side: every operation of the contract as `POST /v1/driver/<operation>`.
 
 A call is exactly the contract's, `now` included, and so is what it does: this only reads, checks, runs and writes. See
-`taskharbor.drivers.operations` for the calls, and `taskharbor.drivers.http.protocol` for their form.
+`taskharbor.drivers.operations` for the calls, and `taskharbor.drivers.broker_protocol` for their form.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from taskharbor.broker.request_response import unless_left, watched_client
 from taskharbor.broker.routes import JSON, checked_media_type
 from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import Caller
+from taskharbor.drivers import broker_protocol as wire
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Page, Release
-from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.records import Greeting
 from taskharbor.drivers.validation import check_texts
 from taskharbor.errors import InvalidRequest
@@ -75,19 +75,16 @@ class DriverCalls:
             if "work" not in caller.scopes:
                 answer = _without_tokens(answer)
         else:
-            answer = await self._run_once((caller.name, given), call)
+            name = (caller.name, given)
+            answer, is_repeated = await self.replays.once(
+                name, call.name, lambda: self._run(call), partial(self._still_holds, call)
+            )
+            if is_repeated and isinstance(call, op.Reserve):
+                answer = await self._without_unwanted(name, call, answer)
         data = _WRITE[kind](answer)
         if given is not None:
             self.replays.weigh((caller.name, given), len(data))
         return Response(data, media_type=kind)
-
-    async def _run_once(self, name: RequestName, call: op.Operation[Any]) -> Any:
-        answer, is_repeated = await self.replays.once(
-            name, call.name, lambda: self._run(call), lambda answer: self._still_holds(call, answer)
-        )
-        if is_repeated and isinstance(call, op.Reserve):
-            return await self._without_unwanted(name, call, answer)
-        return answer
 
     async def _run(self, call: op.Operation[Any]) -> Any:
         self._check(call)
@@ -95,7 +92,7 @@ class DriverCalls:
         if isinstance(call, op.Hello):
             return Greeting(
                 version=wire.VERSION,
-                capabilities=self._service.driver.capabilities,
+                capabilities=service.driver.capabilities,
                 max_batch=config.max_batch,
                 max_body=config.max_body_bytes,
                 max_wait=config.max_wait_seconds,
@@ -104,7 +101,7 @@ class DriverCalls:
             return service.now()
         if isinstance(call, op.Wait):
             return await service.long_polls.wait(call)
-        return await self._service.driver.run(call)
+        return await service.driver.run(call)
 
     def _still_holds(self, call: op.Operation[Any], answer: Any) -> bool:
         """Return False if the leases of an earlier reserve have expired: a new reserve handles them."""

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from taskharbor.broker.models import JOB_ERROR_CODES, job_error_code
-from taskharbor.drivers.http.protocol import LEADER
+from taskharbor.drivers.broker_protocol import LEADER
 from taskharbor.errors import (
     BackendUnavailable,
     CodecError,

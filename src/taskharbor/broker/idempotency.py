@@ -86,7 +86,12 @@ class Replays:
         if (kept := self._kept.get(name)) is not None:
             self._bytes += size - kept.size
             kept.size = size
-        self._make_room()
+        too_old = asyncio.get_running_loop().time() - KEEP_SECONDS
+        while ended := next((one for one in self._kept.items() if one[1].answer.done()), None):
+            oldest, kept = ended
+            if self._bytes <= MAX_BYTES and len(self._kept) <= MAX_ANSWERS and kept.at > too_old:
+                break
+            self.forget(oldest)
 
     def replace(self, name: RequestName, answer: Any) -> None:
         """Replace the answer for a repeated call of this name."""
@@ -107,11 +112,3 @@ class Replays:
             raise InvalidRequest(f"{len(requests)} answers heard of at once: name at most {MOST_HEARD}")
         for request in requests:
             self.forget((caller, request))
-
-    def _make_room(self) -> None:
-        too_old = asyncio.get_running_loop().time() - KEEP_SECONDS
-        while ended := next((one for one in self._kept.items() if one[1].answer.done()), None):
-            name, kept = ended
-            if self._bytes <= MAX_BYTES and len(self._kept) <= MAX_ANSWERS and kept.at > too_old:
-                break
-            self.forget(name)

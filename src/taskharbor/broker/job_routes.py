@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from taskharbor.broker import models
 from taskharbor.broker.error_responses import Problem, invalid
@@ -65,24 +65,20 @@ def _content(
     value: models.AnyJSON, data: bytes | None, call: RouteCall, most: int, name: str
 ) -> bytes | None:
     """Return the bytes of a JSON value or of a text in base64. A request has at most one of them. `most`: the limit in bytes."""
-    if isinstance(value, UnsetType):
-        return None if data is None else _checked_size(data, most, name)
-    if data is not None:
+    text = data if isinstance(value, UnsetType) else bytes(value)
+    if value is not UNSET and data is not None:
         raise invalid(f"give either {name} or {name}_base64, not both")
-    text = _checked_size(bytes(value), most, name)
+    if text is not None and len(text) > most:
+        detail = f"{name} of {len(text)} bytes: at most {most} are kept"
+        raise invalid(detail, hint="store it elsewhere and send a reference to it")
+    if text is None or value is UNSET:
+        return text
     max_depth = call.service.config.max_depth
     # Most values have fewer brackets than the allowed depth.
     if text.count(b"[") + text.count(b"{") > max_depth and _is_deeper(text, max_depth):
         raise Problem("too_deep", f"the {name} is nested more than {max_depth} deep")
     decoded(_decode, text, name)
     return text
-
-
-def _checked_size(data: bytes, most: int, name: str) -> bytes:
-    if len(data) > most:
-        detail = f"{name} of {len(data)} bytes: at most {most} are kept"
-        raise invalid(detail, hint="store it elsewhere and send a reference to it")
-    return data
 
 
 def _is_deeper(data: bytes, max_depth: int) -> bool:
@@ -220,11 +216,9 @@ async def settle(
 
 def _settled(settlement: Any) -> models.SettledJob:
     run_at = getattr(settlement, "run_at_us", None)
-    return models.SettledJob(
-        id=settlement.job_id,
-        applied="complete" if isinstance(settlement, Ack) else settlement.__struct_config__.tag,
-        run_at=None if run_at is None else to_datetime(run_at),
-    )
+    applied: Any = "complete" if isinstance(settlement, Ack) else settlement.__struct_config__.tag
+    instant = None if run_at is None else to_datetime(run_at)
+    return models.SettledJob(id=settlement.job_id, applied=applied, run_at=instant)
 
 
 async def _change(

@@ -51,13 +51,9 @@ DurationSeconds: TypeAlias = Annotated[float, Meta(ge=0, le=LATEST // SECOND)]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, lt=1e10, description="Seconds.")]
 Timeout: TypeAlias = Annotated[float, Meta(ge=0.001, lt=1e10)]
 Backoff: TypeAlias = tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(ge=0, lt=1e9)]]
-LeaseSeconds: TypeAlias = Annotated[
-    float, Meta(ge=0.001, le=86_400.0, description="How long the lease holds.")
-]
+LeaseSeconds: TypeAlias = Annotated[float, Meta(ge=0.001, le=86_400, description="How long the lease holds.")]
 AnyJSON: TypeAlias = msgspec.Raw | UnsetType
-Ignored: TypeAlias = Annotated[
-    msgspec.Raw | UnsetType, Meta(description="Ignored: only the store decides on it.")
-]
+Ignored: TypeAlias = Annotated[AnyJSON, Meta(description="Ignored: only the store decides on it.")]
 MAX_PAGE = 1000
 PageLimit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 DEFAULT_LEASE_SECONDS = 30.0

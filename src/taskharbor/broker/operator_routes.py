@@ -41,11 +41,9 @@ async def ready(call: RouteCall) -> models.Health | Reply:
             await service.driver.time()
         except (TaskHarborError, OSError):
             reason = "the store does not answer"
-    return (
-        Reply(503, models.Health(status="not ready", reason=reason))
-        if reason
-        else models.Health(status="ready")
-    )
+    if reason:
+        return Reply(503, models.Health(status="not ready", reason=reason))
+    return models.Health(status="ready")
 
 
 @_state("/v1/leader")
@@ -75,9 +73,8 @@ async def list_jobs(call: RouteCall) -> models.JobViewPage:
     page = await service.driver.list_jobs(
         selection, now=service.now(), limit=wanted.limit, cursor=wanted.cursor or None
     )
-    return models.JobViewPage(
-        [models.job_view(record, payload=wanted.payload) for record in page.jobs], page.cursor
-    )
+    jobs = [models.job_view(record, payload=wanted.payload) for record in page.jobs]
+    return models.JobViewPage(jobs, page.cursor)
 
 
 @_get("/v1/jobs/{id}", problems=(404,))
@@ -102,17 +99,15 @@ async def read_attempts(call: RouteCall) -> models.AttemptLogPage:
     """The attempt log of all queues, from the beginning or after a cursor."""
     wanted: models.AttemptsQuery = call.query
     page = await call.service.driver.read_attempts(after=wanted.after or None, limit=wanted.limit)
-    return models.AttemptLogPage(
-        [models.model_of(models.AttemptView, row) for row in page.attempts], page.cursor
-    )
+    rows = [models.model_of(models.AttemptView, row) for row in page.attempts]
+    return models.AttemptLogPage(rows, page.cursor)
 
 
 @_get("/v1/stats", query=models.StatsQuery)
 async def stats(call: RouteCall) -> models.StatsView:
     """Every queue, or one, at a glance."""
     now = call.service.now()
-    queue = call.query.queue or None
-    return models.stats_view(await call.service.driver.stats(now=now, queue=queue), now)
+    return models.stats_view(await call.service.driver.stats(now=now, queue=call.query.queue or None), now)
 
 
 @_get("/v1/queues/{name}")

@@ -114,8 +114,7 @@ async def unless_left(left: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        if not task.done():
-            task.cancel()
+        task.cancel()
     if not task.done() or task.cancelled():
         raise ClientGone
     return task.result()

@@ -21,7 +21,7 @@ from taskharbor.broker.idempotency import Replays
 from taskharbor.broker.models import batch_item, batch_of
 from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller
-from taskharbor.drivers.http.protocol import REQUEST_ID
+from taskharbor.drivers.broker_protocol import REQUEST_ID
 from taskharbor.errors import JobError
 from taskharbor.jobs import Micros
 
@@ -129,14 +129,15 @@ def route_many(action: str, handle: HandleJobs, body: Any, items: str, *, answer
 def endpoint_of(route: Route, service: Service, replays: Replays) -> Endpoint:
     """Make the endpoint of a route. All decisions that need no request are made here."""
     decode = msgspec.json.Decoder(route.bodies[0]).decode if len(route.bodies) == 1 else None
-    lists = _list_fields(route.query)
-    handle, query_type, status = route.handle, route.query, next(iter(route.answers))
+    query_fields = () if route.query is None else msgspec.structs.fields(route.query)
+    lists = {one.name for one in query_fields for kind in get_args(one.type) if get_origin(kind) is list}
+    handle, still_holds, status = route.handle, route.still_holds, next(iter(route.answers))
 
     async def endpoint(request: Request, names: dict[str, str]) -> Response:
         call = RouteCall(service, request, request.scope.get(CALLER, EVERYBODY), names)
         query = request.scope["query_string"]
-        if query_type is not None:
-            call.query = decoded_query(query, query_type, lists)
+        if route.query is not None:
+            call.query = decoded_query(query, route.query, lists)
         elif query:
             raise invalid("this path takes no query")
         data = b""
@@ -149,29 +150,22 @@ def endpoint_of(route: Route, service: Service, replays: Replays) -> Endpoint:
             call.body = data if decode is None else decoded(decode, data)
         elif request.headers.get("content-length", "0") != "0":
             raise invalid("this path takes no body")
-        given = request.headers.get(REQUEST_ID) if route.still_holds is not None else None
-        if given is None:
+        given = request.headers.get(REQUEST_ID)
+        if given is None or still_holds is None:
             answer = await handle(call)
         else:
-            answer = await _handle_once(route, call, data, given, replays)
+            # The answer that this request got before, if it still holds; else a new one.
+            name = (call.caller.name, given)
+            what = f"{route.name} (body {hashlib.blake2b(data, digest_size=4).hexdigest()})"
+            answer, _ = await replays.once(
+                name, what, lambda: handle(call), lambda kept: still_holds(kept, service.now())
+            )
+            replays.weigh(name, len(_encode(answer)))
         if isinstance(answer, Reply):
             return Response(_encode(answer.body), answer.status, media_type=JSON)
         return Response(_encode(answer), status, media_type=JSON)
 
     return endpoint
-
-
-async def _handle_once(route: Route, call: RouteCall, data: bytes, given: str, replays: Replays) -> Any:
-    """Return the answer that this request got before, if it still holds; else a new one."""
-    name = (call.caller.name, given)
-    what = f"{route.name} (body {hashlib.blake2b(data, digest_size=4).hexdigest()})"
-
-    def still_holds(answer: Any) -> bool:
-        return route.still_holds is not None and route.still_holds(answer, call.service.now())
-
-    answer, _ = await replays.once(name, what, lambda: route.handle(call), still_holds)
-    replays.weigh(name, len(_encode(answer)))
-    return answer
 
 
 def check_batch(length: int, most: int) -> None:
@@ -205,7 +199,7 @@ def decoded(decode: Callable[[bytes], Any], data: bytes, name: str = "body") -> 
         raise Problem("bad_json", f"the {name} is not valid JSON: {error}") from None
 
 
-def decoded_query(query: bytes, wanted: Any, lists: frozenset[str]) -> Any:
+def decoded_query(query: bytes, wanted: Any, lists: set[str]) -> Any:
     """Decode a query as a model; `lists` are the parameters that may be repeated. Raises `Problem` if it does not fit."""
     given: dict[str, Any] = {}
     try:
@@ -225,8 +219,3 @@ def decoded_query(query: bytes, wanted: Any, lists: frozenset[str]) -> Any:
         return msgspec.convert(given, wanted, strict=False)
     except msgspec.ValidationError as error:
         raise invalid(str(error)) from None
-
-
-def _list_fields(wanted: Any) -> frozenset[str]:
-    fields = () if wanted is None else msgspec.structs.fields(wanted)
-    return frozenset(one.name for one in fields for kind in get_args(one.type) if get_origin(kind) is list)

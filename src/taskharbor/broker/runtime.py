@@ -64,11 +64,7 @@ class Service:
     """The state that all requests share. Made anywhere, started on the server's loop."""
 
     def __init__(
-        self,
-        driver: Driver,
-        config: BrokerConfig | None = None,
-        candidacy: Candidacy | None = None,
-        clock: Clock | None = None,
+        self, driver: Driver, config: BrokerConfig | None, candidacy: Candidacy | None, clock: Clock | None
     ) -> None:
         self.driver = driver
         self.config = config or BrokerConfig()
@@ -244,13 +240,10 @@ class LongPolls:
         return None
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
-        """The number of the last change, and whether one of these queues has changed since `version`."""
-        name, _, number = (version or "").partition(".")
-        is_ours = name == self._name and number.isdecimal() and len(number) < 20
-        seen = int(number) if is_ours else -1
+        """The number of each queue's last change. It differs from `version` if one has changed since."""
         watchers = [self._watchers.get(queue) for queue in queues]
-        is_changed = any(watcher is None or watcher.changed_at > seen for watcher in watchers)
-        return Look(f"{self._name}.{self._number}", is_changed or self._is_stopped, None)
+        look = Look.at((self._name, *(one and one.changed_at for one in watchers)), version, None)
+        return look._replace(is_changed=look.is_changed or self._is_stopped)
 
     # -- watching the store ---------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from taskharbor.broker.admission import BrokerApp
+from taskharbor.broker.config import BrokerConfig
 from taskharbor.drivers.waiting import set_within
 from taskharbor.errors import InvalidRequest
 from taskharbor.worker.health import is_loopback
@@ -60,18 +61,9 @@ _TOO_LONG = _REFUSED % b"431 Request Header Fields Too Large"
 _NOT_HTTP = _REFUSED % b"400 Bad Request"
 
 
-class TooLong(Exception):
-    """The request line and headers are longer than allowed."""
-
-
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP with limits on everything around a body: uvicorn has none, neither in bytes nor in time.
+    """HTTP with limits on everything around a body: uvicorn has none, neither in bytes nor in time."""
 
-    `BrokerServer` makes a subclass with other limits.
-    """
-
-    max_header_bytes = 32_768
-    max_connections = 4096
     head_seconds = 10.0
     """Seconds from the first byte of a request, or from the connection, to the end of the headers."""
 
@@ -82,13 +74,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._limits: BrokerConfig = self.config.app.service.config  # type: ignore[union-attr]
         # The broker's own access log leaves out queries. uvicorn's would write them to any handler of the root logger.
         self.access_log = False
         self.logger = _log
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self._limits.max_connections:
             transport.abort()
             return
         self._timer = self.loop.call_later(self.head_seconds, transport.close)
@@ -101,7 +94,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         # The parser does not report a header that does not end, so it is checked here.
-        if self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
+        if self._head_bytes > self._limits.max_header_bytes and not self.transport.is_closing():
             self._is_too_long = True
             self.send_400_response("")
 
@@ -112,10 +105,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.max_header_bytes:
+        if size > self._limits.max_header_bytes:
             self._is_too_long = True
             # The parser turns it into its own error, which ends in `send_400_response`.
-            raise TooLong
+            raise ValueError("the request line and headers are longer than allowed")
         self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
@@ -138,13 +131,10 @@ class BrokerServer(uvicorn.Server):
     """A server that stops as soon as it is told, not at the next tick. It leaves signals to the program that started it."""
 
     def __init__(self, app: BrokerApp, tls: TLS | None, grace: float) -> None:
-        config = app.service.config
-        limits = {"max_header_bytes": config.max_header_bytes, "max_connections": config.max_connections}
-        protocol = type("BrokerProtocol", (BoundedProtocol,), limits)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=protocol,
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

@@ -392,9 +392,8 @@ class Driver(Dispatcher, abc.ABC):
         has run since. It can be cancelled at any moment: jobs that it has leased go back.
         """
         given = None if types is None else listed("types", types)
-        return await self._reserve_next(
-            check(op.Reserve(queue, limit, lease_for, now, worker, given)), timeout
-        )
+        call = check(op.Reserve(queue, limit, lease_for, now, worker, given))
+        return await self._reserve_next(call, timeout)
 
     # -- implementing ---------------------------------------------------------------------------------------
 
@@ -444,33 +443,9 @@ class Driver(Dispatcher, abc.ABC):
 
 
 __all__ = [
-    "DAY",
-    "EXPIRED_ERROR",
-    "FAILURE_TYPE",
-    "TERMINAL_STATES",
-    "Ack",
-    "AttemptPage",
-    "Capabilities",
-    "Discard",
-    "Driver",
-    "Enqueued",
-    "Extension",
-    "Fail",
-    "FailurePayload",
-    "JobFilter",
-    "JobShare",
-    "JoinedAsyncTransaction",
-    "JoinedTransaction",
-    "LogPage",
-    "LogState",
-    "LogStream",
-    "Page",
-    "QueueSettings",
-    "QueueStats",
-    "Release",
-    "RetryAt",
-    "Settlement",
-    "Woken",
-    "failure_record",
+    "DAY", "EXPIRED_ERROR", "FAILURE_TYPE", "TERMINAL_STATES", "Ack", "AttemptPage", "Capabilities",
+    "Discard", "Driver", "Enqueued", "Extension", "Fail", "FailurePayload", "JobFilter", "JobShare",
+    "JoinedAsyncTransaction", "JoinedTransaction", "LogPage", "LogState", "LogStream", "Page",
+    "QueueSettings", "QueueStats", "Release", "RetryAt", "Settlement", "Woken", "failure_record",
     "gather_flags",
-]
+]  # fmt: skip

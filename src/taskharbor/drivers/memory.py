@@ -10,7 +10,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Self, TypeVar
+from typing import Self, TypeVar
 
 from msgspec.structs import astuple
 
@@ -83,9 +83,7 @@ class MemoryDriver(Driver):
     `MemoryDriver.drop(name)` removes it, for tests.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        durable=False, multi_process=False, publishes_at_once=True
-    )
+    capabilities = Capabilities(durable=False, multi_process=False, publishes_at_once=True)
     functions = FUNCTIONS
 
     def __init__(self, store: MemoryStore | None = None, *, clock: Clock | None = None) -> None:

@@ -31,8 +31,6 @@ class Operation(msgspec.Struct, Generic[A_co]):
 
     name: ClassVar[str]
     """The method of `Driver` that makes this call."""
-    method: ClassVar[str]
-    """The method that carries it out in a driver that has one for each call."""
     scope: ClassVar[Scope]
     changes: ClassVar[bool]
     """True if it changes the store, so that a repeated try must be recognised."""
@@ -54,7 +52,6 @@ def operation(
 
     def register(call: Call) -> Call:
         call.name = name or re.sub(r"(?<!^)(?=[A-Z])", "_", call.__name__).lower()
-        call.method = f"_{call.name}"
         call.scope = scope
         call.changes = changes
         (call.answer,) = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]

@@ -267,9 +267,6 @@ class FailurePayload(msgspec.Struct, frozen=True, kw_only=True):
     stalls: int
 
 
-_encode_failure = msgspec.json.Encoder().encode
-
-
 def failure_record(dead: JobRecord, *, job_id: str, queue: str, now: Micros) -> JobRecord:
     """Make the job for a failure queue. `dead` has its final counters and last_error."""
     payload = FailurePayload(
@@ -286,7 +283,7 @@ def failure_record(dead: JobRecord, *, job_id: str, queue: str, now: Micros) -> 
         id=job_id,
         type=FAILURE_TYPE,
         queue=queue,
-        payload=_encode_failure(payload),
+        payload=msgspec.json.encode(payload),
         headers=dead.headers,
         run_at_us=now,
         created_at_us=now,

@@ -24,11 +24,6 @@ def _announced(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def _extra(point: EntryPoint) -> str:
-    """Return the extra of a driver. A driver's folder has the name of its extra, while one driver may have several schemes."""
-    return point.module.rpartition(".")[2] if point.module.startswith("taskharbor.") else point.name
-
-
 def connect(url: str) -> Driver:
     """Return the driver for a URL's scheme, not yet open: `memory://`, `sqlite:///jobs.db`, ...
 
@@ -49,9 +44,11 @@ def connect(url: str) -> Driver:
     try:
         driver = point.load()
     except ImportError as missing:
+        # A driver's folder has the name of its extra, while one driver may have several schemes.
+        extra = point.module.rpartition(".")[2] if point.module.startswith("taskharbor.") else scheme
         raise MissingExtra(
             f"the {scheme}:// driver needs packages that are not installed ({missing}): "
-            f"pip install 'taskharbor[{_extra(point)}]'"
+            f"pip install 'taskharbor[{extra}]'"
         ) from missing
     if not (isinstance(driver, type) and issubclass(driver, Driver)):
         raise UnknownDriver(f"entry point {point.value!r} for {scheme}:// is not a Driver class")

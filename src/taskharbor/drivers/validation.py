@@ -44,7 +44,7 @@ class Dispatcher:
         function = self.functions.get(type(call))
         if function is not None:
             return self._apply(function, call)
-        method: Callable[[op.Operation[A]], Coroutine[Any, Any, A]] | None = getattr(self, call.method, None)
+        method: Callable[..., Coroutine[Any, Any, A]] | None = getattr(self, f"_{call.name}", None)
         if method is None:
             raise NotImplementedError(f"{type(self).__name__} does not carry out {call.name}")
         return method(call)

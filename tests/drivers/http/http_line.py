@@ -81,15 +81,12 @@ class Line:
         options = {"worker": "w", "lease_for": LEASE, **options}
         return await self.near.reserve("q", limit=limit, now=now, **options)
 
-    async def jobs(self, *job_ids: str) -> list[JobRecord]:
-        return [job for job in await self.far.get(job_ids, now=NOW) if job is not None]
-
     async def log(self, job_id: str) -> list[Attempt]:
         return await self.far.job_attempts(job_id)
 
-    async def counts(self, queue: str = "q") -> dict[JobState, int]:
-        """The states of a queue that have any jobs."""
-        (stats,) = await self.far.stats(now=NOW, queue=queue)
+    async def counts(self) -> dict[JobState, int]:
+        """The states that have any jobs."""
+        (stats,) = await self.far.stats(now=NOW, queue="q")
         return {state: count for state, count in stats.counts.items() if count}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal, TypeAlias
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
 
 import pytest
 
@@ -17,7 +19,6 @@ from worker.stage import eventually
 
 BOOM = Failure("Boom", "it went wrong")
 Loss: TypeAlias = Literal["drop", "lose_answer"]
-either_loss = pytest.mark.parametrize("loss", ["drop", "lose_answer"])
 
 
 def ack(job: JobRecord) -> Ack:
@@ -36,45 +37,33 @@ def leased(jobs: list[JobRecord]) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("new_ids", [True, False])
-@either_loss
-async def test_an_enqueue_is_not_doubled(here: Line, loss: Loss, new_ids: bool) -> None:
-    jobs = records(3)
+@pytest.mark.parametrize("loss", ["drop", "lose_answer"])
+async def test_a_call_takes_effect_once_and_is_said_to_have(here: Line, loss: Loss, new_ids: bool) -> None:
+    """Also where a second settle would be refused: a retried job is not inflight any more."""
+    jobs = records(5)
     here.proxy.on_request(b"enqueue", loss)
     answer = await here.near.enqueue(jobs, now=NOW, new_ids=new_ids)
     assert here.proxy.triggered.is_set()
     assert answer == [Enqueued(job.id) for job in jobs]
-    assert await here.counts() == {JobState.READY: 3}
-
-
-@either_loss
-async def test_a_reserve_gives_the_same_jobs_again(here: Line, loss: Loss) -> None:
-    ids = await here.store(5)
     here.proxy.on_request(b"reserve", loss)
     held = await here.claim(3)
     assert here.proxy.triggered.is_set()
-    assert leased(held) == [(job_id, 1) for job_id in ids[:3]]
+    assert leased(held) == [(job.id, 1) for job in jobs[:3]]
     assert await here.counts() == {JobState.INFLIGHT: 3, JobState.READY: 2}
-    assert await here.near.settle(list(map(ack, held)), now=NOW) == [None] * 3
-
-
-@either_loss
-async def test_a_settle_is_written_once_and_said_to_be_written(here: Line, loss: Loss) -> None:
-    """Also where a second one would be refused: a retried job is not inflight any more."""
-    await here.store(3)
-    done, again, back = await here.claim(3)
     here.proxy.on_request(b"settle", loss)
-    settlements: list[Settlement] = [
+    done, again, back = held
+    ends: list[Settlement] = [
         ack(done),
         retry(again),
         Release(back.id, back.token or ""),
-        Ack("unknown", "token"),
+        Ack("unknown", "t"),
     ]
-    *settled, refused = await here.near.settle(settlements, now=NOW)
+    *settled, refused = await here.near.settle(ends, now=NOW)
     assert here.proxy.triggered.is_set()
     assert settled == [None] * 3
     assert isinstance(refused, JobNotFound)
-    assert await here.counts() == {JobState.DONE: 1, JobState.READY: 2}
-    outcomes = [[row.outcome for row in await here.log(job.id)] for job in (done, again, back)]
+    assert await here.counts() == {JobState.DONE: 1, JobState.READY: 4}
+    outcomes = [[row.outcome for row in await here.log(job.id)] for job in held]
     assert outcomes == [[Outcome.DONE], [Outcome.RETRIED], [Outcome.RELEASED]]
 
 
@@ -100,44 +89,43 @@ async def test_other_calls_survive_a_lost_answer(here: Line) -> None:
 # -- an outage, which the caller is told of ------------------------------------------------------------------
 
 
-async def lose_a_reserve(here: Line, limit: int) -> None:
-    """The broker carries it out; then there is no way to the broker."""
+@contextlib.contextmanager
+def lost(here: Line, operation: bytes) -> Iterator[None]:
+    """The broker carries the call out; then there is no way to the broker."""
     here.proxy.refuse()
-    here.proxy.on_request(b"reserve", "lose_answer")
+    here.proxy.on_request(operation, "lose_answer")
     with pytest.raises(BackendUnavailable, match="no broker answers"):
-        await here.claim(limit)
+        yield
     here.proxy.accept()
 
 
 async def test_the_next_reserve_of_the_worker_gets_the_jobs_of_the_lost_one(here: Line) -> None:
     ids = await here.store(5)
-    await lose_a_reserve(here, 2)
+    with lost(here, b"reserve"):
+        await here.claim(2)
     assert await here.counts() == {JobState.INFLIGHT: 2, JobState.READY: 3}
     assert leased(await here.claim(1, worker="other")) == [(ids[2], 1)]
     assert leased(await here.claim(2, now=NOW + 1)) == [(job_id, 1) for job_id in ids[:2]]
     assert [job.id for job in await here.claim(3, now=NOW + 1)] == ids[3:]
 
 
-async def test_what_the_worker_has_no_room_for_any_more_goes_back_unspent(here: Line) -> None:
+@pytest.mark.parametrize("wanted", [{"limit": 1}, {"limit": 4, "types": ["other"]}], ids=["room", "types"])
+async def test_what_the_worker_does_not_want_any_more_goes_back_unspent(
+    here: Line, wanted: dict[str, Any]
+) -> None:
     ids = await here.store(5)
-    await lose_a_reserve(here, 4)
-    assert [job.id for job in await here.claim(1)] == ids[:1]
-    assert await here.counts() == {JobState.INFLIGHT: 1, JobState.READY: 4}
-    (row,) = await here.log(ids[1])
-    assert row.outcome is Outcome.RELEASED
-    assert [job.id for job in await here.claim(9)] == ids[1:]
-
-
-async def test_jobs_of_types_that_are_not_wanted_any_more_go_back_unspent(here: Line) -> None:
-    await here.store(2)
-    await lose_a_reserve(here, 2)
-    assert await here.claim(2, types=["other"]) == []
-    assert await here.counts() == {JobState.READY: 2}
+    with lost(here, b"reserve"):
+        await here.claim(4)
+    kept = [] if "types" in wanted else ids[:1]
+    assert [job.id for job in await here.claim(**wanted)] == kept
+    assert [row.outcome for row in await here.log(ids[1])] == [Outcome.RELEASED]
+    assert [job.id for job in await here.claim(9)] == ids[len(kept) :]
 
 
 async def test_leases_that_are_over_meanwhile_are_not_given_out(here: Line) -> None:
     (job_id,) = await here.store()
-    await lose_a_reserve(here, 1)
+    with lost(here, b"reserve"):
+        await here.claim()
     (job,) = await here.claim(now=NOW + LEASE)
     assert (job.id, job.fence, job.stalls) == (job_id, 2, 1)
 
@@ -161,26 +149,16 @@ async def test_a_cancelled_reserve_gives_back_what_it_leased(here: Line) -> None
     assert [job.id for job in await here.claim()] == [job_id]
 
 
-async def test_a_repeated_enqueue_by_the_caller_stores_nothing_new(here: Line) -> None:
+async def test_a_call_that_the_caller_repeats_is_told_the_truth_and_does_nothing_new(here: Line) -> None:
     jobs = records(2)
-    here.proxy.refuse()
-    here.proxy.on_request(b"enqueue", "lose_answer")
-    with pytest.raises(BackendUnavailable):
+    with lost(here, b"enqueue"):
         await here.near.enqueue(jobs, now=NOW)
-    here.proxy.accept()
     assert await here.near.enqueue(jobs, now=NOW) == [Enqueued(job.id, True) for job in jobs]
     assert await here.counts() == {JobState.READY: 2}
-
-
-async def test_a_repeated_settle_by_the_caller_is_told_the_truth(here: Line) -> None:
-    await here.store(2)
     done, again = await here.claim(2)
     batch: list[Settlement] = [ack(done), retry(again)]
-    here.proxy.refuse()
-    here.proxy.on_request(b"settle", "lose_answer")
-    with pytest.raises(BackendUnavailable):
+    with lost(here, b"settle"):
         await here.near.settle(batch, now=NOW)
-    here.proxy.accept()
     first, second = await here.near.settle(batch, now=NOW)
     assert first is None
     assert isinstance(second, JobNotInflight)
@@ -190,11 +168,8 @@ async def test_a_repeated_settle_by_the_caller_is_told_the_truth(here: Line) -> 
 async def test_a_wake_up_whose_answer_was_lost_comes_again(here: Line) -> None:
     while await waits_of(here.near)(["q"], now=NOW, timeout=0):
         pass
-    here.proxy.refuse()
-    here.proxy.on_request(b"wait", "lose_answer")
-    waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=20))
-    await here.store()
-    with pytest.raises(BackendUnavailable):
+    with lost(here, b"wait"):
+        waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=20))
+        await here.store()
         await waiting
-    here.proxy.accept()
     assert await waits_of(here.near)(["q"], now=NOW, timeout=20)

@@ -10,9 +10,9 @@ import asyncio
 import io
 import secrets
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any, TypeVar, cast
 
@@ -20,8 +20,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from taskharbor.drivers.broker_protocol import HEARD, LEADER, MSGPACK, PATH, REQUEST_ID, encode, read_answer
 from taskharbor.drivers.http.options import TOKEN, HttpOptions
-from taskharbor.drivers.http.protocol import HEARD, LEADER, MSGPACK, PATH, REQUEST_ID, encode, read_answer
 from taskharbor.drivers.operations import Operation
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 
@@ -48,7 +48,12 @@ _read = msgspec.json.Decoder(dict[str, Any]).decode
 
 def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     """Return `NoAnswer`, or the error for the caller."""
-    code, detail, hint = _problem(body)
+    try:
+        document = _read(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Not every server on the way gives a document.
+        document = {}
+    code, detail, hint = (str(document.get(name, "")) for name in ("code", "detail", "hint"))
     said = f"{detail} ({hint})" if hint and detail else detail or f"status {status}"
     if status == 421:
         if code == "not_leader":
@@ -75,15 +80,6 @@ def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     if status >= 500:
         return NoAnswer(f"{base}: {said}")
     return TaskHarborError(f"the broker {base} gave an answer that nobody understands: {said}")
-
-
-def _problem(body: bytes) -> tuple[str, str, str]:
-    """Return code, detail and hint of a refusal. Not every server on the way gives them."""
-    try:
-        document = _read(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        document = {}
-    return str(document.get("code", "")), str(document.get("detail", "")), str(document.get("hint", ""))
 
 
 def _pause(headers: Mapping[str, str]) -> float:
@@ -130,12 +126,16 @@ class Brokers:
         if self._options.token is not None:
             headers["Authorization"] = f"Bearer {self._options.token}"
         is_secret = self._options.bases[0].startswith("https:")
+        try:
+            tls = ssl.create_default_context(cafile=self._options.ca) if is_secret else True
+        except OSError as error:
+            raise InvalidRequest(f"ca={self._options.ca}: cannot be read as certificates ({error})") from None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 # A caller that makes many calls at once wants them under way at once.
                 limit=0,
                 keepalive_timeout=_KEEP_ALIVE,
-                ssl=_tls(self._options) if is_secret else True,
+                ssl=tls,
             ),
             headers=headers,
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
@@ -158,29 +158,22 @@ class Brokers:
         return f"{self._name}-{next(self._numbers):x}"
 
     async def ask(
-        self,
-        call: Operation[A],
-        body: bytes | None = None,
-        *,
-        name: str | None = None,
-        patience: float = 0.0,
+        self, call: Operation[A], body: bytes | None = None, *, name: str | None = None, patience: float = 0.0
     ) -> A:
         """The answer of the first broker that gives one. `patience`: seconds that the broker may take on purpose.
 
         `body`: the call, encoded already.
         """
-        session = self._session
-        if session is None:
+        if self._session is None:
             raise self.not_open()
+        data = encode(call) if body is None else body
         headers: dict[str, str] | None = None
-        if body is None:
-            body = encode(call)
         if call.changes:
             headers = {REQUEST_ID: name or self.new_name()}
             if self._heard:
                 headers[HEARD] = " ".join(self._heard)
                 self._heard.clear()
-        answer = await self._somewhere(session, call.name, body, headers, patience)
+        answer = await self._somewhere(partial(self._send, self._session, call.name, data, headers, patience))
         if headers is not None and len(self._heard) < _MOST_HEARD:
             self._heard.append(headers[REQUEST_ID])
         try:
@@ -190,23 +183,16 @@ class Brokers:
                 f"the broker at {self._current} answers in another way: use the same version of TaskHarbor at both ends"
             ) from None
 
-    async def _somewhere(
-        self,
-        session: aiohttp.ClientSession,
-        operation: str,
-        body: bytes,
-        headers: dict[str, str] | None,
-        patience: float,
-    ) -> bytes:
+    async def _somewhere(self, send: Callable[[str], Awaitable[bytes]]) -> bytes:
         """Try each broker once. A broken connection, or a broker that names a leader, gives one more try."""
-        untried = [base for base in self._options.bases if base != self._current]
-        base = self._current
+        bases, base = self._options.bases, self._current
+        untried = [other for other in bases if other != base]
         moves = pauses = elections = 0
         is_reconnected = is_leaderless = False
         reasons: list[str] = []
         while True:
             try:
-                answer = await self._send(session, base, operation, body, headers, patience)
+                answer = await send(base)
             except NoAnswer as no:
                 if no.pause is not None:
                     pauses += 1
@@ -235,17 +221,13 @@ class Brokers:
                 elections += 1
                 is_leaderless = False
                 reasons.clear()
-                untried = list(self._options.bases)
+                untried = list(bases)
             if not untried:
                 # The next call begins with another broker.
-                self._current = self._after(base)
+                self._current = bases[(bases.index(base) + 1) % len(bases)] if base in bases else bases[0]
                 told = "; ".join(dict.fromkeys(reasons))
                 raise BackendUnavailable(f"no broker answers at {self._options.place}: {told}")
             base = untried.pop(0)
-
-    def _after(self, base: str) -> str:
-        bases = self._options.bases
-        return bases[(bases.index(base) + 1) % len(bases)] if base in bases else bases[0]
 
     def _checked(self, leader: str) -> str:
         """Check the address of a leader before the token is sent there: never over an unencrypted connection if the URL was
@@ -261,16 +243,15 @@ class Brokers:
     async def _send(
         self,
         session: aiohttp.ClientSession,
-        base: str,
         operation: str,
         body: bytes,
         headers: dict[str, str] | None,
         patience: float,
+        base: str,
     ) -> bytes:
         options = self._options
-        timeout = aiohttp.ClientTimeout(
-            total=options.timeout + patience, sock_connect=options.connect_timeout
-        )
+        seconds = options.timeout + patience
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=options.connect_timeout)
         try:
             async with session.post(
                 _url(base, operation),
@@ -291,7 +272,7 @@ class Brokers:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NoAnswer(f"{base}: {_why(error)}") from None
         except TimeoutError:
-            raise NoAnswer(f"{base}: no answer within {options.timeout + patience:g} s") from None
+            raise NoAnswer(f"{base}: no answer within {seconds:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise NoAnswer(f"{base}: {_why(error)}", is_cut=True) from None
         if response.status == 200:
@@ -307,13 +288,4 @@ def _why(error: BaseException) -> str:
         return "the connection was cut in the middle of the answer"
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return "no connection in time"
-    return (cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)) or type(
-        cause
-    ).__name__
-
-
-def _tls(options: HttpOptions) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=options.ca)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidRequest(f"ca={options.ca}: cannot be read as certificates ({error})") from None
+    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__

@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterator
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
 from taskharbor.drivers import operations as op
+from taskharbor.drivers.broker_protocol import VERSION, encode
 from taskharbor.drivers.contract import AttemptPage, Capabilities, Driver, Enqueued, Page, Woken
 from taskharbor.drivers.http.broker_connections import Brokers
 from taskharbor.drivers.http.options import HttpOptions, parse_url
-from taskharbor.drivers.http.protocol import VERSION, encode
 from taskharbor.drivers.records import Greeting
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import SECOND, Attempt, JobRecord, Micros
@@ -34,9 +34,7 @@ class HttpDriver(Driver):
     """
 
     # Defaults for any store behind a broker. An open handle has the real ones.
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        durable=True, multi_process=True, passes_over_busy=True
-    )
+    capabilities = Capabilities(passes_over_busy=True)
 
     def __init__(self, options: HttpOptions) -> None:
         self.options = options
@@ -70,11 +68,10 @@ class HttpDriver(Driver):
             await self._brokers.close()
             raise
         self._greeting = greeting
+        store = greeting.capabilities
         # A broker shares its store with all its clients, whatever the store could do alone.
         self.__dict__["capabilities"] = Capabilities(
-            durable=greeting.capabilities.durable,
-            multi_process=True,
-            passes_over_busy=greeting.capabilities.passes_over_busy,
+            durable=store.durable, passes_over_busy=store.passes_over_busy
         )
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from urllib.parse import unquote
 
 import msgspec
@@ -13,6 +14,7 @@ from taskharbor.errors import InvalidRequest
 TOKEN = "TASKHARBOR_TOKEN"
 """Environment variable with the token, as an alternative to a token in the URL."""
 
+_ADDRESS = re.compile(r"(\[[^]]{2,}\]|[^][:@ \\]+)(:(?P<port>\d*))?")
 _HOW = "http://127.0.0.1:7433, https://token@jobs.example.com or http://one:7433,two:7433"
 
 
@@ -48,38 +50,21 @@ def parse_url(url: str) -> HttpOptions:
         raise InvalidRequest("ca needs https://, which uses TLS")
     path = path.rstrip("/")
     addresses = [_address(host) for host in hosts.split(",")]
-    token = _token(account) if account else os.environ.get(TOKEN) or None
-    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        raise InvalidRequest(f"the token for {','.join(addresses)} has characters that no token has")
-    return msgspec.convert(
-        own
-        | {
-            "bases": [f"{scheme}://{host}/{path}".rstrip("/") for host in addresses],
-            "place": ",".join(addresses),
-            "token": token,
-        },
-        HttpOptions,
-    )
-
-
-def _token(account: str) -> str:
     if ":" in account:
         # Not quoted, because a part of it is a secret.
         raise InvalidRequest("a broker wants a token and no user: write https://token@host, with : as %3A")
-    return unquote(account)
+    token = unquote(account) or os.environ.get(TOKEN) or None
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise InvalidRequest(f"the token for {','.join(addresses)} has characters that no token has")
+    bases = [f"{scheme}://{host}/{path}".rstrip("/") for host in addresses]
+    return msgspec.convert(own | {"bases": bases, "place": ",".join(addresses), "token": token}, HttpOptions)
 
 
 def _address(text: str) -> str:
-    host, bracket, port = text.rpartition("]")
-    if bracket:
-        host, port = f"{host}]", port.removeprefix(":")
-        is_host = host.startswith("[") and len(host) > 3
-    else:
-        host, _, port = text.partition(":")
-        is_host = bool(host) and not set(host) & set(" \\[]@")
-    if not is_host or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
+    found = _ADDRESS.fullmatch(text)
+    if found is None or (found["port"] and not 0 < int(found["port"]) < 65536):
         raise _not_understood()
-    return f"{host}:{port}" if port else host
+    return text.removesuffix(":")
 
 
 def _not_understood() -> InvalidRequest:

@@ -46,15 +46,11 @@ def _reader(answer: Any) -> Callable[[bytes], Any]:
         return msgspec.msgpack.Decoder(answer).decode
     (other,) = (one for one in items if one is not JobError)
     decode = msgspec.msgpack.Decoder(list[other | tuple[str, str, str]]).decode  # type: ignore[valid-type]
-    return lambda data: _with_errors(decode(data))
+    return lambda data: [_error(*item) if type(item) is tuple else item for item in decode(data)]
 
 
-def _with_errors(items: list[Any]) -> list[Any]:
-    for place, item in enumerate(items):
-        if type(item) is tuple:
-            kind, job_id, detail = item
-            items[place] = _KINDS.get(kind, JobError)(job_id, detail)
-    return items
+def _error(kind: str, job_id: str, detail: str) -> JobError:
+    return _KINDS.get(kind, JobError)(job_id, detail)
 
 
 READ_CALL = {name: msgspec.msgpack.Decoder(call).decode for name, call in OPERATIONS.items()}
