@@ -24,7 +24,7 @@ from taskharbor.drivers.contract import DAY, Ack, Driver, Fail, JobFilter, Queue
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.drivers.registry import connect
-from taskharbor.jobs import SECOND, Failure, JobRecord, Micros, to_micros
+from taskharbor.jobs import SECOND, Failure, JobRecord, to_micros
 from taskharbor_testkit.servers import drop_prefix, drop_schema, with_fresh_prefix, with_fresh_schema
 
 T = TypeVar("T")
@@ -70,8 +70,11 @@ def within(url: str, use: Callable[[Driver], Awaitable[T]]) -> T:
 # -- jobs and what became of them -----------------------------------------------------------------------------
 
 
-async def finish(driver: Driver, count: int, *, now: Micros, queue: str = "plain", name: str = "p") -> None:
+async def finish(
+    driver: Driver, count: int, name: str = "p", *, later: int = 0, queue: str = "plain"
+) -> None:
     """So many jobs, done at once: as many rows of the log."""
+    now = await driver.time() + later
     records = [make_record(f"{name}{n}", queue=queue, now=now) for n in range(count)]
     await driver.enqueue(records, now=now)
     held = await driver.reserve(queue, limit=count, lease_for=60 * SECOND, now=now, worker="w")

@@ -26,12 +26,8 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def more(driver: Driver, count: int, name: str, *, later: int = 0, queue: str = "plain") -> None:
-    await finish(driver, count, now=await driver.time() + later, name=name, queue=queue)
-
-
-def add(url: str, count: int, name: str, *, later: int = 0, queue: str = "plain") -> None:
-    within(url, lambda driver: more(driver, count, name, later=later, queue=queue))
+def add(url: str, count: int, name: str, **options: Any) -> None:
+    within(url, lambda driver: finish(driver, count, name, **options))
 
 
 async def remove(driver: Driver, *, least: int, **days: int) -> None:
@@ -89,7 +85,7 @@ def test_a_large_range_is_shared_out_evenly(
 
     async def lots(driver: Driver) -> None:
         for lot in range(40):
-            await more(driver, 5, f"lot{lot}-")
+            await finish(driver, 5, f"lot{lot}-")
 
     within(url, lots)
     parts = store.between(store.start(), store.latest(), parallelism=4)

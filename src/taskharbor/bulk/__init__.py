@@ -2,11 +2,11 @@
 
 One mechanism over the driver contract, in the order in which data passes through it:
 
+- `store`: the synchronous interface, which PostgreSQL implements in its own way.
 - `stage`: packs new jobs into blobs of the store.
 - `publish_staged`: turns the blobs into jobs.
 - `cursors`, `read_tables`: cut the tables into parts and read them.
 - `tables`: makes Arrow batches.
-- `store`: the synchronous interface, which PostgreSQL implements in its own way.
 
 `read_tables`, `tables` and `store` need pyarrow.
 """

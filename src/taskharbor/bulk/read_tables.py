@@ -8,8 +8,8 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import Any, TypeVar
 
-import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from taskharbor.bulk.cursors import LogRange, check_history, parse, ranges_between
 from taskharbor.bulk.tables import Part, Selection, Table, attempts_batch, jobs_batch, queues_batch, selected
@@ -79,15 +79,12 @@ async def _log_parts(
 ) -> list[Part]:
     """Cut these ranges into shares of about the same number of rows."""
     pieces: list[LogRange] = []
+    rows = max(1, ROWS_PER_PART // _PIECES_PER_PART)
     for one in ranges:
-        edges = await driver.split_log(
-            one.stream, after=one.after, until=one.until, rows=max(1, ROWS_PER_PART // _PIECES_PER_PART)
-        )
+        edges = await driver.split_log(one.stream, after=one.after, until=one.until, rows=rows)
         for low, high in pairwise([one.after, *edges, one.until]):
-            is_first = low == one.after
-            pieces.append(
-                msgspec.structs.replace(one, after=low, until=high, is_resumed=one.is_resumed and is_first)
-            )
+            is_resumed = one.is_resumed and low == one.after
+            pieces.append(replace(one, after=low, until=high, is_resumed=is_resumed))
     count = max(1, min(parallelism, len(pieces) // _PIECES_PER_PART))
     edges = [len(pieces) * n // count for n in range(count + 1)]
     return [
@@ -101,7 +98,7 @@ def _joined(pieces: Sequence[LogRange]) -> list[LogRange]:
     joined: list[LogRange] = []
     for one in pieces:
         if joined and joined[-1].stream == one.stream and joined[-1].until == one.after:
-            joined[-1] = msgspec.structs.replace(joined[-1], until=one.until)
+            joined[-1] = replace(joined[-1], until=one.until)
         else:
             joined.append(one)
     return joined
@@ -113,34 +110,28 @@ def _joined(pieces: Sequence[LogRange]) -> list[LogRange]:
 def read_part(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
     """Read the rows of one part. Call it from a thread that is not the portal's."""
     if part.table == "attempts":
-        return _read_attempts(driver, part)
-    if part.table == "jobs":
-        return _read_jobs(driver, part)
-    return _read_queues(driver, part)
-
-
-def _read_attempts(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
-    ranges: list[LogRange] = part.bounds["ranges"]
-    pages = (page for one in ranges for page in _pages(partial(_log_page, driver, one), one.after))
-    yield from _batches(pages, attempts_batch, part.selection, "ended_at")
-    if any(one.is_strict for one in ranges):
-        # Rows that retention removed during the read are missing from it.
-        portal().call(check_history(driver, ranges))
+        ranges: list[LogRange] = part.bounds["ranges"]
+        rows = (page for one in ranges for page in _pages(partial(_log_page, driver, one), one.after))
+        yield from _batches(rows, attempts_batch, part.selection, "ended_at")
+        if any(one.is_strict for one in ranges):
+            # Rows that retention removed during the read are missing from it.
+            portal().call(check_history(driver, ranges))
+    elif part.table == "jobs":
+        jobs = (
+            page
+            for share in part.bounds["shares"]
+            for page in _pages(partial(_job_page, driver, part, share), (share.after, _SMALLEST_PAGE))
+        )
+        yield from _batches(jobs, jobs_batch, part.selection, "created_at", _weight)
+    else:
+        queues = portal().call(driver.stats(now=part.bounds["now"]))
+        if wanted := [one for one in queues if part.selection.queue in (None, one.queue)]:
+            yield queues_batch(wanted)
 
 
 async def _log_page(driver: Driver, one: LogRange, after: int) -> tuple[list[Attempt], int | None]:
     page = await driver.read_log(one.stream, after=after, until=one.until, limit=_PAGE)
     return page.attempts, page.place if page.place < one.until else None
-
-
-def _read_jobs(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
-    shares: list[JobShare] = part.bounds["shares"]
-    pages = (
-        page
-        for share in shares
-        for page in _pages(partial(_job_page, driver, part, share), (share.after, _SMALLEST_PAGE))
-    )
-    return _batches(pages, jobs_batch, part.selection, "created_at", _weight)
 
 
 async def _job_page(
@@ -163,14 +154,6 @@ async def _job_page(
 
 def _weight(job: JobRecord) -> int:
     return len(job.payload) + len(job.result or b"")
-
-
-def _read_queues(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
-    queue = part.selection.queue
-    found = portal().call(driver.stats(now=part.bounds["now"]))
-    wanted = [one for one in found if queue in (None, one.queue)]
-    if wanted:
-        yield queues_batch(wanted)
 
 
 def _batches(

@@ -98,18 +98,16 @@ class BulkStore:
         batch may be `AlikeJobs`, which get their ids here or when they are published."""
         driver = self._writing()
         staging = TaskStaging(driver, write, task)
-        asked: Future[None] | None = None
+        sent: Future[None] = Future()
+        sent.set_result(None)
         try:
             for jobs in chunked(batches, stage.BLOB_JOBS):
                 # One blob is sent while the next is made.
-                if asked is not None:
-                    asked.result()
-                asked = portal().begin(staging.put(jobs))
-            if asked is not None:
-                asked.result()
+                sent.result()
+                sent = portal().begin(staging.put(jobs))
+            sent.result()
         finally:
-            if asked is not None:
-                wait([asked])
+            wait([sent])
         count = run_sync(staging.complete())
         if run_sync(publish_staged.is_over(driver, write)):
             # The write was published without this task, or abandoned. The task must leave nothing behind.
