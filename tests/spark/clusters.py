@@ -51,7 +51,7 @@ def conf_arguments(settings: Mapping[str, str]) -> list[str]:
 
 
 @contextmanager
-def standalone(folder: Path) -> Iterator[str]:
+def standalone(folder: Path, *, cores: int = 2) -> Iterator[str]:
     """A cluster of two hosts; the URL of its master."""
     with ExitStack() as stack:
 
@@ -68,7 +68,8 @@ def standalone(folder: Path) -> Iterator[str]:
 
         master = start("master", "master.Master", "127.0.0.1", r"Starting Spark master at (spark://\S+)")[1]
         for number, host in enumerate(("127.0.0.2", "127.0.0.3")):
-            room = ["--cores", "2", "--memory", "600m", "--work-dir", str(folder / f"work{number}"), master]
+            work = str(folder / f"work{number}")
+            room = ["--cores", str(cores), "--memory", "600m", "--work-dir", work, master]
             start(f"worker{number}", "worker.Worker", host, "Successfully registered with master", *room)
         yield master
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ from spark.stores import enqueue, job_counts, payloads, staged_rows
 from taskharbor import Client, JobState, Outcome
 from taskharbor.demo.run import overlapping_leases
 from taskharbor.drivers.contract import JobFilter
+from taskharbor.spark.audit import audit_store
 from taskharbor.spark.session import SparkUnavailable, check
 
 HERE = Path(__file__).parent
@@ -54,6 +56,20 @@ def numbers(count: int) -> list[dict[str, int]]:
     return [{"number": n} for n in range(count)]
 
 
+def kill_an_executor(client: Client, driver: subprocess.Popen[str], *, after: int, before: int) -> None:
+    """When both are at work: then one's death leaves jobs behind, and another to take them."""
+    leased = JobFilter(queue="default", states=frozenset({JobState.INFLIGHT}))
+    for _ in clusters.looks():
+        at_work = {job.worker for job in client.list_jobs(leased, limit=500).jobs}
+        if client.stats("default")[0].done_total >= after and len(at_work) == 2:
+            break
+        assert driver.poll() is None
+    both = clusters.executors()
+    assert len(both) == 2
+    os.kill(both[0], signal.SIGKILL)
+    assert client.stats("default")[0].done_total < before, "killed too late to show anything"
+
+
 def check_that_every_job_ended_once(client: Client, ids: list[str], *, one_was_killed: bool) -> None:
     """By the attempt log: one done row each, leases that never overlap, fences that grow."""
     log = client.read_attempts(limit=100_000).attempts
@@ -78,23 +94,34 @@ def test_a_local_cluster_outlives_an_executor_and_ctrl_c_stops_its_workers_grace
     waiting = enqueue(client, "dwell", [{"seconds": 0.05}] * 2000, queue="later")
     arguments = ["drain", "local-cluster[2,1,512]", url, str(HERE / "worker_app.py"), SETTINGS]
     with clusters.program(*PROGRAMS, *arguments, folder=folder) as driver:
-        # When both are at work: then one's death leaves jobs behind, and another to take them.
-        leased = JobFilter(queue="default", states=frozenset({JobState.INFLIGHT}))
-        for _ in clusters.looks():
-            at_work = {job.worker for job in client.list_jobs(leased, limit=500).jobs}
-            if client.stats("default")[0].done_total >= 1100 and len(at_work) == 2:
-                break
-            assert driver.poll() is None
-        both = clusters.executors()
-        assert len(both) == 2
-        os.kill(both[0], signal.SIGKILL)
-        assert client.stats("default")[0].done_total < 2400, "killed too late to show anything"
+        kill_an_executor(client, driver, after=1100, before=2400)
         drained, stopped, cancelled, done = json.loads(clusters.finish(driver))
     check_that_every_job_ended_once(client, ids, one_was_killed=True)
     assert (drained, stopped, cancelled) == (2500, True, False)
     assert 10 <= done < len(waiting)
     # Nothing is left under way: what ran was finished, and what waited was given back.
     assert job_counts(client, "later") == {JobState.DONE: done, JobState.READY: len(waiting) - done}
+
+
+@pytest.mark.slow
+def test_an_executor_of_a_standalone_cluster_killed_in_the_middle_of_5000_jobs_costs_none_of_them(
+    folder: Path, client: Client, url: str, request: pytest.FixtureRequest
+) -> None:
+    ids = enqueue(client, "dwell", [{"seconds": 0.02}] * 5000)
+    with clusters.standalone(folder, cores=1) as master:
+        arguments = ["--url", url, "--master", master, "--workers", "2", "--json", *SHIP]
+        bounds = ["--until-empty", "--lease", "2s", "--poll-interval", "200ms"]
+        confs = clusters.conf_arguments(clusters.EXECUTOR_SETTINGS)
+        cli = [sys.executable, "-m", "taskharbor", "spark-worker", APP]
+        with clusters.program(*cli, *arguments, *bounds, *confs, folder=folder) as driver:
+            kill_an_executor(client, driver, after=1000, before=4500)
+            summary = json.loads(clusters.finish(driver))
+    check_that_every_job_ended_once(client, ids, one_was_killed=True)
+    assert (summary["ended"], len(summary["workers"])) == (5000, 2)
+    # Not before: a session takes memory that the cluster needs.
+    audited = audit_store(request.getfixturevalue("spark"), url)
+    assert audited.is_clean, audited.examples
+    assert audited.jobs == 5000
 
 
 def test_spark_submit_runs_the_same_command(folder: Path, client: Client, url: str) -> None:
