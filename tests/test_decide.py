@@ -1,5 +1,6 @@
 """From how an execution ended to what is written for it. Through a whole worker: tests/worker/test_outcomes.py."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -7,13 +8,13 @@ import pytest
 
 import taskharbor.signals as signals
 from records import NOW, make_record
-from taskharbor import CodecError, FixedDelays, JobRecord, PayloadInvalid
+from taskharbor import CodecError, FixedDelays, InvalidRequest, JobRecord, PayloadInvalid, RemoteError
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
 from taskharbor.handlers import Handler
 from taskharbor.jobs import LATEST, MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, to_micros
 from taskharbor.middleware import PayloadRejected, Raised
-from taskharbor.worker.decide import RemoteError, decide, describe
+from taskharbor.worker.decide import decide, describe
 
 
 def record(**fields: Any) -> JobRecord:
@@ -33,6 +34,7 @@ def retried(outcome: Any, **options: Any) -> RetryAt:
     return settled
 
 
+AT = datetime(2030, 1, 1, tzinfo=UTC)
 INVALID = Raised(PayloadRejected(PayloadInvalid("Expected `int`")))
 UNKNOWN = Raised(PayloadRejected(CodecError("unknown codec 'x'")))
 
@@ -53,6 +55,7 @@ def raised(error: BaseException) -> Raised:
         ("x" * (MAX_RESULT_BYTES - 2), Ack("j", "k", b'"' + b"x" * (MAX_RESULT_BYTES - 2) + b'"'), {}),
         (Raised(signals.Snooze(4)), Release("j", "k", NOW + 4 * SECOND), {}),
         (Raised(signals.Snooze(1e15)), Release("j", "k", LATEST), {}),
+        (Raised(signals.Snooze(run_at=AT)), Release("j", "k", to_micros(AT)), {}),
         (Raised(signals.Cancel("stale")), Discard("j", "k", Failure("Cancel", "stale")), {}),
         (Raised(signals.Unrecoverable("gone")), Fail("j", "k", 1, Failure("Unrecoverable", "gone")), {}),
         # An invalid payload is dead or completed, and no attempt. What has an unknown codec is never completed.
@@ -101,31 +104,47 @@ def test_a_failure_is_retried_by_the_policy_until_attempts_are_spent_and_stalls_
 
 
 class Broken:
-    def next_delay(self, job: JobRecord, attempts: int) -> int:
+    def next_delay(self, job: JobRecord, attempt: int, error: BaseException) -> float:
         raise LookupError("no idea")
 
 
 class Loose:
     def __init__(self, delay: Any) -> None:
         self.delay = delay
+        self.asked: tuple[str, int, BaseException] | None = None
 
-    def next_delay(self, job: JobRecord, attempts: int) -> Any:
+    def next_delay(self, job: JobRecord, attempt: int, error: BaseException) -> Any:
+        self.asked = (job.id, attempt, error)
         return self.delay
 
 
-@pytest.mark.parametrize("policy", [None, Broken(), Loose(None), Loose(float("nan")), Loose("soon")])
+@pytest.mark.parametrize("policy", [None, Broken(), Loose(float("nan")), Loose("soon")])
 def test_without_a_policy_that_works_the_jobs_own_backoff_decides(policy: Any) -> None:
     settled = retried(raised(ValueError()), retry=policy, job=record(backoff_min_us=300 * SECOND))
     assert 0.9 * 300 * SECOND <= settled.run_at_us - NOW <= 1.1 * 300 * SECOND
 
 
-@pytest.mark.parametrize(("delay", "run_at"), [(1500.75, NOW + 1500), (-5, NOW)])
-def test_a_policys_delay_becomes_whole_microseconds_from_now_on(delay: float, run_at: int) -> None:
+@pytest.mark.parametrize(
+    ("delay", "run_at"),
+    [
+        (1.5000007, NOW + 1_500_001),
+        (timedelta(minutes=1), NOW + 60 * SECOND),
+        (-5, NOW),
+        (timedelta.max, LATEST),
+        (1e300, LATEST),
+    ],
+)
+def test_a_policys_delay_is_seconds_or_a_timedelta(delay: Any, run_at: int) -> None:
     settled = retried(raised(ValueError()), retry=Loose(delay))
     assert (type(settled.run_at_us), settled.run_at_us) == (int, run_at)
 
 
-AT = datetime(2030, 1, 1, tzinfo=UTC)
+def test_a_policy_sees_the_error_and_may_end_the_job() -> None:
+    policy, error = Loose(None), ValueError("hopeless")
+    settled = decided(raised(error), retry=policy)
+    assert isinstance(settled, Fail)
+    assert (settled.attempts, settled.error.message) == (1, "hopeless")
+    assert policy.asked == ("j", 1, error)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +155,7 @@ AT = datetime(2030, 1, 1, tzinfo=UTC)
         (signals.Retry(delay=-5), NOW),
         (signals.Retry(delay=1e15), LATEST),
         (signals.Retry(run_at=AT), to_micros(AT)),
+        (signals.Retry(run_at=datetime.max.replace(tzinfo=UTC)), LATEST),
         (signals.Retry(), NOW + 2 * SECOND),
     ],
 )
@@ -144,6 +164,58 @@ def test_retry_by_the_handler(signal: signals.Retry, run_at: int) -> None:
     assert (settled.run_at_us, settled.attempts) == (run_at, 1)
     assert settled.error == Failure("Retry", "retry asked for")
     assert isinstance(decided(raised(signal), job=record(attempts=4)), Fail)
+
+
+def grouped(*errors: Exception) -> Exception:
+    return ExceptionGroup("tasks", [ValueError("other"), ExceptionGroup("inner", list(errors))])
+
+
+def caused(error: Exception) -> Exception:
+    wrapped, outer = LookupError("wrapped"), RuntimeError("outer")
+    wrapped.__cause__, outer.__cause__ = error, wrapped
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (grouped(signals.Retry(delay=5), signals.Unrecoverable("gone")), Fail),
+        (grouped(signals.Retry(delay=5)), RetryAt),
+        (grouped(signals.Cancel("stale"), signals.Retry(delay=5)), Discard),
+        (caused(signals.Unrecoverable("gone")), Fail),
+        (caused(signals.Snooze(5)), Release),
+        (ExceptionGroup("all", [signals.Snooze(5), signals.Snooze(9)]), Release),
+        # A snooze spends no attempt, so it does not hide a failure.
+        (grouped(signals.Snooze(5)), RetryAt),
+    ],
+)
+def test_a_signal_counts_inside_groups_and_causes(error: Exception, expected: type[Any]) -> None:
+    settled = decided(raised(error))
+    assert isinstance(settled, expected)
+    if isinstance(settled, (Fail, RetryAt)):
+        assert settled.error.type == type(error).__name__
+    if isinstance(settled, Release):
+        assert settled.run_at_us == NOW + 5 * SECOND
+
+
+def test_causes_in_a_circle_end() -> None:
+    first, second = ValueError(), LookupError()
+    first.__cause__, second.__cause__ = second, first
+    retried(Raised(first))
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: signals.Retry(30), r"write Retry\(delay"),  # type: ignore[arg-type]
+        (lambda: signals.Retry(delay=1, run_at=AT), "either delay or run_at"),
+        (lambda: signals.Snooze(1, run_at=AT), "either delay or run_at"),
+        (lambda: signals.Snooze(), "delay or run_at"),
+    ],
+)
+def test_a_signal_with_a_wrong_time_is_refused(make: Callable[[], object], complaint: str) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
+        make()
 
 
 # -- what is kept of an exception ---------------------------------------------------------------------------------

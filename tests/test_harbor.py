@@ -162,6 +162,12 @@ def test_closing_and_using_again(harbor: Harbor) -> None:
     assert "0 jobs" in repr(harbor)
 
 
+def test_a_number_as_retry_is_the_number_of_executions(harbor: Harbor) -> None:
+    assert harbor.job(type="thrice", retry=3)(lambda: None).enqueue().record().max_attempts == 3
+    with pytest.raises(InvalidRequest, match="leave one out"):
+        harbor.job(retry=3, max_attempts=2)(lambda: None)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -173,6 +179,8 @@ def test_closing_and_using_again(harbor: Harbor) -> None:
         ({"isolation": "loop"}, "would block the event loop"),
         ({"isolation": "process"}, "at the top of a module"),
         ({"type": "same"}, "declared already"),
+        ({"retry": "x"}, "the number of executions"),
+        ({"retry": True}, "the number of executions"),
     ],
 )
 def test_a_wrong_option_is_refused_where_the_job_is_declared(

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from taskharbor.errors import LeaseMismatch as LeaseMismatch
     from taskharbor.errors import MissingExtra as MissingExtra
     from taskharbor.errors import PayloadInvalid as PayloadInvalid
+    from taskharbor.errors import RemoteError as RemoteError
     from taskharbor.errors import SchemaMismatch as SchemaMismatch
     from taskharbor.errors import TaskHarborError as TaskHarborError
     from taskharbor.errors import UnknownDriver as UnknownDriver
@@ -93,8 +94,8 @@ _HOMES = {
     "codec": "JSON MSGPACK Codec",
     "drivers.contract": "JobFilter QueueSettings QueueStats",
     "errors": "BackendUnavailable CodecError HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead JobNotFound"
-    " JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid SchemaMismatch TaskHarborError"
-    " UnknownDriver WaitTimeout WorkerProcessDied",
+    " JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid RemoteError SchemaMismatch"
+    " TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
     "handlers": "Options",
     "harbor": "AsyncJobType Harbor JobHandle JobType SyncJobType",
     "jobs": "Attempt Failure JobRecord JobRequest JobState Lease Outcome UpdateFlags",

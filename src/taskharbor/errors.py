@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskharbor.jobs import Failure
 
 _LONGEST_SHOWN = 60
 _CONTENTS = ("payload", "result", "progress")
@@ -62,6 +65,14 @@ class HandlerMissing(TaskHarborError, LookupError):
 
 class WorkerProcessDied(TaskHarborError):
     """The process that ran a handler ended without an answer (crash, out of memory, killed)."""
+
+
+class RemoteError(TaskHarborError):
+    """Stands for an exception that was raised in another process. `failure` has its type's name, message and traceback."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.type}: {failure.message}" if failure.message else failure.type)
+        self.failure = failure
 
 
 class JobFailed(TaskHarborError):

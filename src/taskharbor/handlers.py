@@ -48,7 +48,7 @@ class DeclaredOptions(CommonOptions, total=False):
     """Options that every declaration of a job accepts."""
 
     type: str
-    retry: RetryPolicy
+    retry: RetryPolicy | int
     on_invalid: OnInvalid
 
 
@@ -71,8 +71,8 @@ class Handler(msgspec.Struct):
     function: Callable[..., Any]
     isolation: Isolation | None = None
     """Never None once the handler is made."""
-    retry: RetryPolicy | None = None
-    """None: the default policy."""
+    retry: RetryPolicy | int | None = None
+    """None: the default policy. A number is refused: a declaration makes `max_attempts` of it."""
     on_invalid: OnInvalid = "dead"
     """An invalid payload is never retried: it makes the job dead with the reason, or completes it."""
     arguments: Arguments | None = None
@@ -97,6 +97,11 @@ class Handler(msgspec.Struct):
         if self.isolation == "thread" and self.is_async:
             raise InvalidRequest(
                 f"{self.type!r} is 'async def': it runs on the loop or in a process, not on a thread"
+            )
+        if self.retry is not None and not callable(getattr(self.retry, "next_delay", None)):
+            raise InvalidRequest(
+                f"{self.type!r}: retry={self.retry!r}: give the number of executions, as in retry=3, or a policy with "
+                "next_delay(job, attempt, error)"
             )
         if self.on_invalid not in ("dead", "complete"):
             raise InvalidRequest(f"on_invalid {self.on_invalid!r}: choose 'dead' or 'complete'")

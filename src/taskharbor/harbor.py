@@ -172,7 +172,7 @@ class JobType(Generic[P, R]):
 
     def options(self, **options: Unpack[Options]) -> typing.Self:
         """Return the same job with other options, for the calls that are made through the returned object."""
-        _refuse_unknown(options, Options, "a call")
+        _check_options(typing.cast(dict[str, Any], options), Options, "a call")
         merged = typing.cast(Options, {**self._options, **options})
         return self.__class__(self._harbor, self.handler, merged, self._result_type)
 
@@ -266,10 +266,18 @@ def _as_call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], 
     return tuple(call), {}
 
 
-def _refuse_unknown(options: Mapping[str, Any], known: type[Any], what: str) -> None:
+def _check_options(options: dict[str, Any], known: type[Any], what: str) -> None:
+    """Refuse unknown options. `retry=3` becomes `max_attempts=3`."""
     if unknown := options.keys() - known.__annotations__.keys():
         names = ", ".join(known.__annotations__)
         raise TypeError(f"unknown option {', '.join(sorted(unknown))} for {what}; known: {names}")
+    retry = options.get("retry")
+    if isinstance(retry, int) and not isinstance(retry, bool):
+        if "max_attempts" in options:
+            raise InvalidRequest(
+                f"retry={retry} means max_attempts={retry}, which is given too: leave one out"
+            )
+        options["max_attempts"] = options.pop("retry")
 
 
 class SyncJobType(JobType[P, R]):
@@ -402,7 +410,7 @@ class Harbor:
 
     def job(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a job on `async def` (runs on the event loop) or `def` (runs on a thread); bare or with options."""
-        _refuse_unknown(options, JobOptions, "a job")
+        _check_options(options, JobOptions, "a job")
         declare = _Declare(self, typing.cast(JobOptions, options))
         return declare if function is None else declare(function)
 
@@ -452,7 +460,7 @@ class Harbor:
         """
         from taskharbor.batch_jobs import BatchJobOptions, declare_batch_job
 
-        _refuse_unknown(options, BatchJobOptions, "a batch job")
+        _check_options(options, BatchJobOptions, "a batch job")
         given = typing.cast(BatchJobOptions, options)
         if function is not None:
             return declare_batch_job(self, function, row, given)

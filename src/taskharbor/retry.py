@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from random import Random
 from typing import Protocol
 
-from taskharbor.jobs import SECOND, JobRecord, Micros
+from taskharbor.jobs import LATEST, SECOND, JobRecord, Micros, to_micros
+
+log = logging.getLogger("taskharbor.worker")
 
 
 class RetryPolicy(Protocol):
-    def next_delay(self, job: JobRecord, attempts: int) -> Micros:
-        """Return the delay before the next execution, in microseconds, after the `attempts`-th recorded failure."""
+    """Decides when a failed job runs again."""
+
+    def next_delay(self, job: JobRecord, attempt: int, error: BaseException) -> timedelta | float | None:
+        """Return the delay before the next execution.
+
+        Args:
+            job: The job. Its `max_attempts` bounds the executions whatever the policy says.
+            attempt: The number of recorded failures, with this one: 1 after the first.
+            error: The exception of the handler. If the handler ran in another process, it is a `RemoteError` with the
+                name, the message and the traceback of the exception.
+
+        Returns:
+            A timedelta or seconds. None: the job is dead at once.
+        """
 
 
 class ExponentialBackoff:
@@ -25,14 +41,14 @@ class ExponentialBackoff:
         self._jitter = jitter
         self._random = random or _shared_random
 
-    def next_delay(self, job: JobRecord, attempts: int) -> Micros:
-        """Return the delay before the next attempt, in microseconds."""
+    def next_delay(self, job: JobRecord, attempt: int, error: BaseException) -> float:
+        """Return the delay before the next execution, in seconds."""
         # Bounded before the power: 2.0 ** 2000 overflows, and the maximum is reached long before.
-        steps = min(max(attempts - 1, 0), 64)
+        steps = min(max(attempt - 1, 0), 64)
         delay = min(job.backoff_min_us * self._factor**steps, float(job.backoff_max_us))
         spread = delay * self._jitter
         least, most = max(delay - spread, job.backoff_min_us), min(delay + spread, job.backoff_max_us)
-        return round(self._random.uniform(least, most))
+        return self._random.uniform(least, most) / SECOND
 
 
 class FixedDelays:
@@ -41,12 +57,27 @@ class FixedDelays:
     def __init__(self, delays: Sequence[float]) -> None:
         if not delays or any(delay < 0 for delay in delays):
             raise ValueError("give at least one delay, none of them negative")
-        self._delays = [round(delay * SECOND) for delay in delays]
+        self._delays = list(delays)
 
-    def next_delay(self, job: JobRecord, attempts: int) -> Micros:
-        """Return the delay before the next attempt, in microseconds."""
-        return self._delays[min(max(attempts, 1), len(self._delays)) - 1]
+    def next_delay(self, job: JobRecord, attempt: int, error: BaseException) -> float:
+        """Return the delay before the next execution, in seconds."""
+        return self._delays[min(max(attempt, 1), len(self._delays)) - 1]
 
 
 _shared_random = Random()
 DEFAULT_RETRY: RetryPolicy = ExponentialBackoff()
+
+
+def retry_delay(
+    policy: RetryPolicy | None, job: JobRecord, attempt: int, error: BaseException
+) -> Micros | None:
+    """Ask a policy (None: the default one) for a delay. A policy that fails is replaced by the default one."""
+    try:
+        delay = (policy or DEFAULT_RETRY).next_delay(job, attempt, error)
+        if delay is None:
+            return None
+        exact = to_micros(delay) if isinstance(delay, timedelta) else round(delay * SECOND)
+        return max(0, min(exact, LATEST))
+    except Exception:
+        log.exception("the retry policy of %s failed; the default one is used", job.type)
+        return retry_delay(None, job, attempt, error)

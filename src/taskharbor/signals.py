@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, Micros, to_micros
 
 
@@ -12,16 +14,37 @@ class HandlerSignal(Exception):
 
     failure: Failure | None = None
     """The failure to record, for a signal that was raised in another process."""
+    delay_us: Micros | None = None
+    at_us: Micros | None = None
 
+    def run_at(self, now: Micros) -> Micros | None:
+        """Return the instant of the next execution, or None if the signal leaves it to the retry policy."""
+        if self.at_us is not None:
+            return self.at_us
+        return None if self.delay_us is None else now + self.delay_us
 
-def _seconds(value: timedelta | float) -> Micros:
-    return to_micros(value) if isinstance(value, timedelta) else round(value * SECOND)
+    def _take_time(self, delay: timedelta | float | None, run_at: datetime | None) -> None:
+        if delay is not None and run_at is not None:
+            raise InvalidRequest(f"{type(self).__name__}: give either delay or run_at, not both")
+        if delay is not None:
+            given = to_micros(delay) if isinstance(delay, timedelta) else round(delay * SECOND)
+            self.delay_us = max(0, given)
+        if run_at is not None:
+            self.at_us = to_micros(run_at)
 
 
 class Retry(HandlerSignal):
     """Fail this execution and run again after `delay`, or at the instant `run_at`, instead of by the retry policy.
 
     It spends an attempt. The job still dies when its attempts are used up.
+
+    Args:
+        reason: The error that the attempt log keeps.
+        delay: Seconds or a timedelta.
+        run_at: An aware datetime.
+
+    Raises:
+        InvalidRequest: Both `delay` and `run_at` are given.
     """
 
     def __init__(
@@ -31,17 +54,12 @@ class Retry(HandlerSignal):
         delay: timedelta | float | None = None,
         run_at: datetime | None = None,
     ) -> None:
+        if not isinstance(reason, str):
+            raise InvalidRequest(
+                f"Retry({reason!r}): the reason is a text; for a time write Retry(delay=...)"
+            )
         super().__init__(reason)
-        self.delay_us = None if delay is None else max(0, _seconds(delay))
-        self.at_us = None if run_at is None else to_micros(run_at)
-        if self.delay_us is not None and self.at_us is not None:
-            raise ValueError("give either delay or run_at, not both")
-
-    def run_at(self, now: Micros) -> Micros | None:
-        """Return the instant of the next attempt, or None to leave it to the retry policy."""
-        if self.at_us is not None:
-            return self.at_us
-        return None if self.delay_us is None else now + self.delay_us
+        self._take_time(delay, run_at)
 
 
 class Unrecoverable(HandlerSignal):
@@ -53,8 +71,53 @@ class Cancel(HandlerSignal):
 
 
 class Snooze(HandlerSignal):
-    """Run the job again after `delay`, without spending an attempt."""
+    """Run the job again after `delay`, or at the instant `run_at`, without spending an attempt.
 
-    def __init__(self, delay: timedelta | float) -> None:
-        super().__init__(f"snoozed for {delay}")
-        self.delay_us = max(0, _seconds(delay))
+    Args:
+        delay: Seconds or a timedelta.
+        run_at: An aware datetime.
+
+    Raises:
+        InvalidRequest: Not exactly one of `delay` and `run_at` is given.
+    """
+
+    def __init__(self, delay: timedelta | float | None = None, *, run_at: datetime | None = None) -> None:
+        if delay is None and run_at is None:
+            raise InvalidRequest("Snooze: give delay or run_at")
+        super().__init__(f"snoozed for {delay}" if run_at is None else f"snoozed until {run_at}")
+        self._take_time(delay, run_at)
+
+
+_STRONGEST_FIRST = (Unrecoverable, Cancel, Retry)
+
+
+def find_signal(error: BaseException) -> HandlerSignal | None:
+    """Return the signal that an exception is, was raised from, or has in it as an exception group.
+
+    Of several the strongest counts: `Unrecoverable`, then `Cancel`, then `Retry`. A `Snooze` counts only if nothing else was
+    raised beside it, because it spends no attempt.
+    """
+    if isinstance(error, HandlerSignal):
+        return error
+    leaves = list(_leaves(error, set()))
+    for kind in _STRONGEST_FIRST:
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                return leaf
+    return leaves[0] if leaves and all(isinstance(leaf, Snooze) for leaf in leaves) else None  # type: ignore[return-value]
+
+
+def _leaves(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
+    """The exceptions that a group has, each replaced by the signal that it was raised from."""
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, HandlerSignal):
+            yield cause
+            return
+        if isinstance(cause, BaseExceptionGroup):
+            for inner in cause.exceptions:
+                yield from _leaves(inner, seen)
+            return
+        cause = cause.__cause__
+    yield error

@@ -18,7 +18,7 @@ from taskharbor.broker.request_response import ClientGone, unless_left, watched_
 from taskharbor.broker.routes import Reply, RouteCall, check_batch, decoded, route, route_many, route_one
 from taskharbor.drivers.operations import Enqueue, Wait
 from taskharbor.drivers.records import Ack, Discard, Extension, Fail, Release, RetryAt, Settlement
-from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
+from taskharbor.errors import JobError, JobNotFound, LeaseMismatch, RemoteError
 from taskharbor.jobs import (
     LATEST,
     MAX_PAYLOAD_BYTES,
@@ -34,7 +34,7 @@ from taskharbor.jobs import (
     to_micros,
 )
 from taskharbor.requests import EncodedPayload, RecordBuilder
-from taskharbor.retry import DEFAULT_RETRY
+from taskharbor.retry import retry_delay
 
 TURN_SECONDS = 0.02
 T = TypeVar("T")
@@ -266,7 +266,7 @@ def _change_of(
         return Fail(job_id, token, attempts, failure)
     run_at = _when(asked, now) if isinstance(asked, models.RetryRequest) else None
     if run_at is None:
-        run_at = now + DEFAULT_RETRY.next_delay(record, attempts)
+        run_at = now + (retry_delay(None, record, attempts, RemoteError(failure)) or 0)
     return RetryAt(job_id, token, min(run_at, LATEST), attempts, failure)
 
 

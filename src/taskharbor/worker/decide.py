@@ -12,23 +12,15 @@ from typing import Any
 import taskharbor.signals as signals
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
-from taskharbor.errors import HandlerMissing, PayloadInvalid
+from taskharbor.errors import HandlerMissing, PayloadInvalid, RemoteError
 from taskharbor.handlers import Handler
 from taskharbor.jobs import LATEST, MAX_RESULT_BYTES, Failure, JobRecord, Micros
 from taskharbor.middleware import PayloadRejected, Raised
-from taskharbor.retry import DEFAULT_RETRY
+from taskharbor.retry import retry_delay
 
 log = logging.getLogger("taskharbor.worker")
 
 _OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-class RemoteError(Exception):
-    """Stands for an exception that was raised elsewhere or has been put in words already."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.type}: {failure.message}" if failure.message else failure.type)
-        self.failure = failure
 
 
 class NotAwaited(TypeError):
@@ -48,9 +40,12 @@ def decide(
             error: BaseException = unfinished
     else:
         error = outcome.error
-    if isinstance(error, signals.Snooze):
-        return Release(record.id, token, min(now + error.delay_us, LATEST))
-    if isinstance(error, signals.Cancel):
+    signal = signals.find_signal(error)
+    run_at = None if signal is None else signal.run_at(now)
+    if isinstance(signal, signals.Snooze):
+        assert run_at is not None
+        return Release(record.id, token, min(run_at, LATEST))
+    if isinstance(signal, signals.Cancel):
         return Discard(record.id, token, describe(error))
     if isinstance(error, PayloadRejected):
         # A codec this worker does not know says nothing about the payload: that is never completed.
@@ -61,11 +56,14 @@ def decide(
         return Fail(record.id, token, record.attempts, reason)
     attempts = record.attempts + 1
     failure = describe(error)
-    if isinstance(error, signals.Unrecoverable) or attempts + record.stalls >= record.max_attempts:
+    if isinstance(signal, signals.Unrecoverable) or attempts + record.stalls >= record.max_attempts:
         return Fail(record.id, token, attempts, failure)
-    run_at = error.run_at(now) if isinstance(error, signals.Retry) else None
     if run_at is None:
-        run_at = now + _delay(record, handler, attempts)
+        assert not isinstance(handler.retry, int)
+        delay = retry_delay(handler.retry, record, attempts, error)
+        if delay is None:
+            return Fail(record.id, token, attempts, failure)
+        run_at = now + delay
     return RetryAt(record.id, token, min(run_at, LATEST), attempts, failure)
 
 
@@ -96,15 +94,6 @@ def describe(error: BaseException) -> Failure:
 def _is_own(trace: TracebackType) -> bool:
     file = trace.tb_frame.f_code.co_filename
     return file.startswith(_OWN_CODE) or file.endswith(("asyncio/timeouts.py", "asyncio\\timeouts.py"))
-
-
-def _delay(record: JobRecord, handler: Handler, attempts: int) -> Micros:
-    try:
-        policy = handler.retry or DEFAULT_RETRY
-        return max(0, int(policy.next_delay(record, attempts)))
-    except Exception:
-        log.exception("the retry policy of %s failed; the default one is used", record.type)
-        return DEFAULT_RETRY.next_delay(record, attempts)
 
 
 def encode_result(record: JobRecord, result: Any, codecs: CodecRegistry) -> bytes | None:

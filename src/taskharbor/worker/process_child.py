@@ -28,7 +28,7 @@ from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler
 from taskharbor.jobs import Failure, JobRecord, Micros
 from taskharbor.middleware import Call, Job, Raised, function_call, set_current_job, validate
-from taskharbor.signals import Cancel, HandlerSignal, Retry, Snooze, Unrecoverable
+from taskharbor.signals import Cancel, HandlerSignal, Retry, Snooze, Unrecoverable, find_signal
 from taskharbor.worker.decide import describe, encode_result
 
 _TERMINAL = (signal.SIGINT, signal.SIGTERM)
@@ -265,8 +265,10 @@ def _threw(error: BaseException) -> Threw:
     failure = describe(error)
     if isinstance(error, StopIteration):
         return Threw(Failure("RuntimeError", "the handler raised StopIteration", failure.detail))
-    kind = next((name for name, one in SIGNALS.items() if isinstance(error, one)), "")
-    return Threw(failure, kind, getattr(error, "delay_us", None), getattr(error, "at_us", None))
+    if (signal := find_signal(error)) is None:
+        return Threw(failure)
+    kind = next(name for name, one in SIGNALS.items() if isinstance(signal, one))
+    return Threw(failure, kind, signal.delay_us, signal.at_us)
 
 
 def _end_group() -> None:

@@ -23,12 +23,11 @@ from typing import Any
 import msgspec
 
 from taskharbor.codec import JSON, MSGPACK, CodecRegistry
-from taskharbor.errors import InvalidRequest, WorkerProcessDied
+from taskharbor.errors import InvalidRequest, RemoteError, WorkerProcessDied
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import Job, reschedule_timeout
 from taskharbor.worker import process_child
-from taskharbor.worker.decide import RemoteError
 from taskharbor.worker.process_child import Ready, Returned, Run, Stop, Threw
 from taskharbor.worker.process_setup import exit_reason
 from taskharbor.worker.run import SHUTDOWN

@@ -26,6 +26,7 @@ import msgspec
 
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Ack, Discard, Release, Settlement
+from taskharbor.errors import RemoteError
 from taskharbor.handlers import Handler
 from taskharbor.jobs import Failure, JobRecord, Micros
 from taskharbor.middleware import (
@@ -40,8 +41,8 @@ from taskharbor.middleware import (
     set_current_batch,
     set_current_job,
 )
-from taskharbor.signals import HandlerSignal
-from taskharbor.worker.decide import RemoteError, decide, describe, no_handler
+from taskharbor.signals import find_signal
+from taskharbor.worker.decide import decide, describe, no_handler
 
 if TYPE_CHECKING:
     from taskharbor.batch_jobs import Prepared
@@ -370,11 +371,9 @@ class BatchRunner(BufferedRunner):
         except asyncio.CancelledError as cancelled:
             self._settle_all_stopped(holds, batch.stop_reason, cancelled)
             return
-        except HandlerSignal as signal:
-            outcomes = [Raised(signal)] * len(kept)
         except BaseException as error:  # sys.exit() in a handler ends the batch, not the worker.
-            # Put in words once, not once per row.
-            outcomes = [Raised(RemoteError(describe(error)))] * len(kept)
+            # A failure is put in words once, not once per row.
+            outcomes = [Raised(error if find_signal(error) else RemoteError(describe(error)))] * len(kept)
         for hold, outcome in zip(kept, outcomes, strict=True):
             self._settle(hold, self._handler, outcome)
 
