@@ -13,9 +13,8 @@ from psycopg import sql
 from records import NOW, make_record, present
 from taskharbor.drivers.contract import DAY, Ack, Driver, Enqueued
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.enqueue import rule_values
 from taskharbor.drivers.postgres.options import NOTIFYING, PostgresOptions
-from taskharbor.drivers.postgres.rows import load
+from taskharbor.drivers.postgres.rows import load, rule_values
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros, Outcome
 from taskharbor_testkit.servers import FaultProxy, PostgresServer
 
@@ -38,13 +37,7 @@ def ids(jobs: Iterable[JobRecord | Enqueued]) -> list[str]:
 
 
 async def claim(
-    driver: Driver,
-    limit: int = 1,
-    *,
-    queue: str = "q",
-    now: Micros = NOW,
-    worker: str = "w",
-    lease: Micros = LEASE,
+    driver: Driver, limit: int = 1, *, queue: str = "q", now: int = NOW, worker: str = "w", lease: int = LEASE
 ) -> list[JobRecord]:
     return await driver.reserve(queue, limit=limit, lease_for=lease, now=now, worker=worker)
 

@@ -107,9 +107,8 @@ async def test_an_enqueue_onto_a_running_key_blocks_one_job(here: Line, fault: F
     await here.store(key="k")
     await claim(here.near)
     job = make_record(key="k")
-    assert ids(await asked_twice(here, b".enqueue_", fault, lambda: here.near.enqueue([job], now=NOW))) == [
-        job.id
-    ]
+    answers = await asked_twice(here, b".enqueue_", fault, lambda: here.near.enqueue([job], now=NOW))
+    assert ids(answers) == [job.id]
     assert await counts(here.far) == {JobState.INFLIGHT: 1, JobState.BLOCKED: 1}
 
 
@@ -145,13 +144,18 @@ async def test_a_reserve_gives_the_jobs_it_leased(here: Line, fault: Fault, limi
     assert ids(await claim(here.near, 2)) == stored[room : room + 2]
 
 
-async def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(here: Line, fault: Fault) -> None:
+@pytest.mark.parametrize("limits", [[3, 2], [1] * 5], ids=str)
+async def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(
+    here: Line, fault: Fault, limits: list[int]
+) -> None:
+    """But not more than it asks for: the rest goes back."""
     stored = await here.store(5)
     await claim_in_vain(here, fault)
-    jobs = await claim(here.near, 3, now=NOW + SECOND)
-    assert ids(jobs) == stored[:3]
-    assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 3
-    assert ids(await claim(here.near, 3, now=NOW + SECOND)) == stored[3:]
+    first, *others = [await claim(here.near, limit, now=NOW + SECOND) for limit in limits]
+    assert ids(first) == stored[: limits[0]]
+    assert [(job.fence, job.stalls) for job in first] == [(1, 0)] * limits[0]
+    assert [len(jobs) for jobs in others] == limits[1:]
+    assert sorted(job.id for jobs in others for job in jobs) == sorted(stored[limits[0] :])
     assert await counts(here.far) == {JobState.INFLIGHT: 5}
 
 
@@ -174,14 +178,6 @@ async def test_a_lease_of_a_failed_reserve_that_ran_out_is_claimed_anew(here: Li
     await ack(here.near, jobs, later)
     expired = [Outcome.EXPIRED] if fault == "lose_answer" else []
     assert await outcomes(here.far, stored[0]) == [*expired, Outcome.DONE]
-
-
-async def test_a_reserve_after_one_that_failed_keeps_to_its_limit(here: Line, fault: Fault) -> None:
-    stored = await here.store(5)
-    await claim_in_vain(here, fault)
-    got = [await claim(here.near, 1) for _ in range(5)]
-    assert [len(jobs) for jobs in got] == [1] * 5
-    assert sorted(jobs[0].id for jobs in got) == sorted(stored)
 
 
 async def test_reserves_that_failed_side_by_side_leave_nothing_behind(here: Line, fault: Fault) -> None:
@@ -257,9 +253,8 @@ async def test_a_heartbeat_holds(here: Line, fault: Fault) -> None:
     )
     assert isinstance(lease, Lease)
     stored = await here.job(job.id)
-    assert (
-        (stored.expires_at_us, stored.progress) == (lease.expires_at_us, b"half") == (later + LEASE, b"half")
-    )
+    assert stored.expires_at_us == lease.expires_at_us == later + LEASE
+    assert stored.progress == b"half"
     await ack(here.near, [job], later)
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
-from drivers.postgres.pg_harness import NOW, SECOND, Raw, enqueue_on, fold, held, make_record, present
+from drivers.postgres.pg_harness import NOW, SECOND, Raw, enqueue_on, fold, held, ids, make_record
 from needing import Entered
 from taskharbor.drivers.contract import Ack, Discard, Fail, QueueSettings, Release, RetryAt, Settlement
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.jobs import MAX_PRIORITY, Failure, JobRecord, JobState, UpdateFlags
-from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
 from worker.stage import eventually
 
 _ERROR = Failure("E", "no")
@@ -93,22 +91,6 @@ async def _priorities_never_seen_before(stage: Stage) -> None:
     await stage.add("lowest", priority=-MAX_PRIORITY)
 
 
-@scene("3", "2", "5")
-async def _releases_to_other_places(stage: Stage) -> None:
-    await stage.settle(Release(*held(stage.taken[2]), NOW + 1), Release(*held(stage.taken[3]), NOW - 1))
-
-
-@scene("1", "5", "6")
-async def _a_release_of_its_own(stage: Stage) -> None:
-    await stage.claimer.settle([Release(*held(stage.taken[1]))], now=NOW + 20)
-
-
-@scene("5", "6", "7", "8", "9", "0")
-async def _a_requeue(stage: Stage) -> None:
-    await stage.settle(Fail(*held(stage.taken[0]), 5, _ERROR))
-    assert await stage.other.requeue([stage.taken[0].id], now=NOW + 20) == [JobState.READY]
-
-
 @scene("0", "5", "6")
 async def _a_requeue_by_a_slow_clock(stage: Stage) -> None:
     await stage.settle(Fail(*held(stage.taken[0]), 5, _ERROR))
@@ -134,13 +116,6 @@ async def _a_blocked_job_that_is_freed(stage: Stage) -> None:
     await stage.settle(Ack(*held(running)))
 
 
-@scene("due", "5", "6")
-async def _a_scheduled_job_that_comes_due(stage: Stage) -> None:
-    await stage.add("due", run_at_us=NOW + 21, priority=3)
-    await stage.look()
-    stage.now = NOW + 30
-
-
 @scene("late", "5", "6")
 async def _a_transaction_begun_before_and_committed_after(stage: Stage) -> None:
     await stage.settle(*(Release(*held(job)) for job in stage.taken))
@@ -148,13 +123,6 @@ async def _a_transaction_begun_before_and_committed_after(stage: Stage) -> None:
         enqueue_on(late, job("late", run_at_us=NOW - 5))
         assert await stage.next_ids(5) == ["0", "1", "2", "3", "4"]
         late("COMMIT")
-
-
-@scene("5", "6", "7")
-async def _a_transaction_that_is_rolled_back(stage: Stage) -> None:
-    with stage.raw.another() as late:
-        enqueue_on(late, job("late"))
-        await stage.look()
 
 
 @scene("inner", "5", "6")
@@ -177,12 +145,6 @@ async def _a_fold_of_what_was_not_seen(stage: Stage) -> None:
     await stage.add("folded", priority=9)
     fold(stage.raw)
     assert stage.raw.one("SELECT count(*) FROM moves WHERE folded IS NULL") == 0
-
-
-@scene("after", "5", "6")
-async def _a_fold_of_what_was_seen(stage: Stage) -> None:
-    fold(stage.raw)
-    await stage.add("after", priority=9)
 
 
 @scene("before", "late", "5")
@@ -217,19 +179,6 @@ async def _leases_that_expire(stage: Stage) -> None:
     stage.now = NOW + 20 + _LEASE
 
 
-@scene("0", "1", "2")
-async def _leases_that_another_reclaims(stage: Stage) -> None:
-    assert await stage.other.reclaim(now=NOW + 20 + _LEASE, queue="q") == 5
-
-
-@scene("theirs", "5", "6")
-async def _a_lease_of_another_that_expires(stage: Stage) -> None:
-    await stage.add("theirs")
-    (job,) = await stage.other.reserve("q", limit=1, lease_for=SECOND, now=NOW + 20, worker="w")
-    assert job.id == "theirs"
-    stage.now = NOW + 2 * SECOND
-
-
 @scene("failure", "5", "6")
 async def _a_failure_queues_job(stage: Stage) -> None:
     await stage.other.configure("failing", QueueSettings(failure_queue="q"), now=NOW)
@@ -237,13 +186,6 @@ async def _a_failure_queues_job(stage: Stage) -> None:
     (bad,) = await stage.other.reserve("failing", limit=1, lease_for=SECOND, now=NOW, worker="w")
     assert await stage.other.settle([Fail(*held(bad), 1, _ERROR)], now=NOW) == [None]
     stage.raw("UPDATE jobs SET id = 'failure' WHERE type = 'taskharbor.failure'")
-
-
-@scene("5", "6", "7")
-async def _a_cancel_of_what_is_next(stage: Stage) -> None:
-    await stage.add("next", priority=1)
-    await stage.look()
-    assert await stage.other.cancel(["next"], now=NOW + 20) == [JobState.CANCELLED]
 
 
 @pytest.fixture
@@ -294,146 +236,88 @@ async def test_any_number_of_priorities(stage: Stage, count: int) -> None:
     assert await stage.next_ids(2) == ["bottom"]
 
 
-# -- a claimer with a memory and claimers without one, on two stores with the same history --------------------------
+# -- a long history, by chance ---------------------------------------------------------------------------------
+
+_NEXT = """
+SELECT id FROM jobs
+WHERE (state <= 1 OR state = 3 AND expires_at <= %s AND NOT cancel_requested) AND run_at <= %s
+    AND (%s::text[] IS NULL OR type = ANY (%s))
+ORDER BY rank, run_at, seq LIMIT %s
+"""
+"""What a claim has to get, by a look at all jobs. None has a key or a last attempt, and nothing limits the queue."""
+
+_KINDS = {
+    "enqueue": 14,
+    "claim": 28,
+    "settle": 18,
+    "reclaim": 3,
+    "requeue": 3,
+    "cancel": 2,
+    "begin": 5,
+    "end": 5,
+    "fold": 8,
+}
+"""How often each thing happens."""
 
 
-class Twin:
-    """One of the two stores."""
-
-    def __init__(self, url: str, stack: AsyncExitStack, *, has_memory: bool) -> None:
-        self._first = PostgresDriver.from_url(f"{url}&notify=off&pool_size=1")
-        self._handles = [self._first, self._first.clone(), self._first.clone()]
-        self._stack = stack
-        self._has_memory = has_memory
-        self._tokens: dict[str, str] = {}
-        self._late: list[Raw] = []
-
-    async def open(self) -> None:
-        for handle in self._handles:
-            await self._stack.enter_async_context(handle)
-        self._raw = self._stack.enter_context(Raw(self._first.options))
-        for queue in ("a", "b"):
-            await self._first.configure(queue, QueueSettings(), now=0)
-
-    async def run(self, call: str, fields: dict[str, Any]) -> Any:
-        """The answer, without what differs by nature: the tokens."""
-        own = getattr(self, f"_{call}", None)
-        answer = await (own or getattr(self._first, call))(**fields)
-        return list(map(repr, answer)) if isinstance(answer, list) else answer
-
-    async def _reserve(self, handle: int, **fields: Any) -> list[tuple[Any, ...]]:
-        driver = self._handles[handle]
-        if not self._has_memory:
-            driver._claimer._hints.clear()
-        jobs = await driver.reserve(worker="w", **fields)
-        self._tokens |= {job.id: present(job.token) for job in jobs}
-        return [(job.id, job.fence, job.stalls, job.reserved_at_us, job.expires_at_us) for job in jobs]
-
-    async def _settle(self, settlements: list[Settlement], now: int) -> Any:
-        ours = [msgspec.structs.replace(one, token=self._tokens.get(one.job_id, "")) for one in settlements]
-        return await self._first.settle(ours, now=now)
-
-    async def _begin(self, records: list[JobRecord]) -> None:
-        """A transaction that stays open for a while."""
-        late = self._stack.enter_context(self._raw.another())
-        enqueue_on(late, *records)
-        self._late.append(late)
-
-    async def _end(self, which: int, how: str) -> None:
-        if self._late:
-            self._late.pop(which % len(self._late))(how)
-
-    async def _fold(self) -> None:
-        fold(self._raw)
-
-
-_KINDS = {"enqueue": 14, "keyed": 4, "reserve": 28, "settle": 18, "reclaim": 3, "requeue": 3, "cancel": 2, "configure": 2,
-          "begin": 5, "end": 5, "fold": 8, "stats": 2}  # fmt: skip
-"""How often each call comes."""
-
-
-class Story:
-    """What happens, by a number that decides it."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._now = NOW
-        self._ids: list[str] = ["none"]
-
-    def _records(self, most: int, **fields: Any) -> list[JobRecord]:
-        return [self._record(**fields) for _ in range(self._random.randint(1, most))]
-
-    def _record(self, **fields: Any) -> JobRecord:
-        pick = self._random
-        self._ids.append(f"job-{len(self._ids)}")
-        return make_record(
-            self._ids[-1],
-            now=self._now,
+def some_jobs(pick: random.Random, now: int) -> list[JobRecord]:
+    return [
+        make_record(
+            now=now,
             type=pick.choice("xy"),
-            queue=pick.choice("ab"),
             priority=pick.choice((0, 0, 0, 1, 5, -3)),
-            run_at_us=self._now + pick.randint(-20, 8) * SECOND,
-            **fields,
+            run_at_us=now + pick.randint(-20, 8) * SECOND,
+            max_attempts=1000,
         )
+        for _ in range(pick.randint(1, 5))
+    ]
 
-    def _settlement(self) -> Settlement:
-        pick = self._random
-        job, when = pick.choice(self._ids[-40:]), self._now + pick.randint(-20, 5) * SECOND
-        return pick.choice(
-            (Ack(job, ""), RetryAt(job, "", when, 1, _ERROR), Fail(job, "", 1, _ERROR), Release(job, ""), Release(job, "", when),
-             Discard(job, ""))
-        )  # fmt: skip
 
-    def next(self) -> tuple[str, dict[str, Any]]:
-        pick = self._random
-        self._now += pick.choice((0, 0, 1, SECOND, 3 * SECOND))
-        kind = pick.choices([*_KINDS], [*_KINDS.values()])[0]
-        now = {"now": self._now}
-        match kind:
-            case "enqueue":
-                return kind, {"records": self._records(5), **now}
-            case "keyed":
-                flags = UpdateFlags(pick.random() < 0.5, pick.choice(("yes", "no", "later", "earlier")))
-                return "enqueue", {"records": self._records(1, key=pick.choice("uvw"), update=flags), **now}
-            case "reserve":
-                place = {"handle": pick.randrange(3), "queue": pick.choice("ab"), "limit": pick.randint(1, 4)}
-                types = pick.choice((None, None, ["x"]))
-                return kind, {**place, "types": types, "lease_for": pick.randint(2, 20) * SECOND, **now}
-            case "settle":
-                return kind, {"settlements": [self._settlement() for _ in range(pick.randint(1, 6))], **now}
-            case "reclaim":
-                return kind, {"limit": pick.randint(1, 5), **now}
-            case "requeue" | "cancel":
-                return kind, {"job_ids": pick.sample(self._ids, min(3, len(self._ids))), **now}
-            case "configure":
-                limits = QueueSettings(
-                    paused=pick.random() < 0.2, max_inflight=pick.choice((None, None, 2, 5))
-                )
-                return kind, {"queue": pick.choice("ab"), "settings": limits, **now}
-            case "begin":
-                return kind, {"records": self._records(3)}
-            case "end":
-                how = pick.choice(("COMMIT", "COMMIT", "ROLLBACK"))
-                return kind, {"which": pick.randrange(10), "how": how}
-        return kind, {} if kind == "fold" else now
+def some_end(pick: random.Random, job: JobRecord, now: int) -> Settlement:
+    lease, when = held(job), now + pick.randint(-20, 5) * SECOND
+    retry, fail = RetryAt(*lease, when, 1, _ERROR), Fail(*lease, 1, _ERROR)
+    return pick.choice((Ack(*lease), Discard(*lease), fail, retry, Release(*lease), Release(*lease, when)))
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
-async def test_with_and_without_a_memory_claims_are_the_same(postgres_server: PostgresAt, seed: int) -> None:
-    urls = [with_fresh_schema(postgres_server.url) for _ in range(2)]
-    try:
-        async with AsyncExitStack() as stack:
-            twins = [Twin(url, stack, has_memory=n == 0) for n, url in enumerate(urls)]
-            for twin in twins:
-                await twin.open()
-            story = Story(seed)
-            claimed = 0
-            for step in range(250):
-                call, fields = story.next()
-                ours, theirs = [await twin.run(call, fields) for twin in twins]
-                assert ours == theirs, f"seed {seed}, step {step}: {call}({fields})"
-                claimed += len(ours) if call == "reserve" else 0
-            assert claimed > 50
-    finally:
-        for url in urls:
-            drop_schema(url)
+async def test_a_claim_gets_what_a_look_at_all_jobs_finds(stage: Stage, raw: Raw, seed: int) -> None:
+    pick = random.Random(seed)
+    now = NOW
+    known: list[str] = []
+    leased: list[JobRecord] = []
+    late: list[Raw] = []
+    # A transaction that makes the queue would hold up all others.
+    await stage.other.configure("q", QueueSettings(), now=now)
+    with ExitStack() as stack:
+        for step in range(400):
+            now += pick.choice((0, 0, 1, SECOND, 3 * SECOND))
+            handle = pick.choice((stage.claimer, stage.other))
+            match pick.choices([*_KINDS], [*_KINDS.values()])[0]:
+                case "enqueue":
+                    known += ids(await handle.enqueue(some_jobs(pick, now), now=now))
+                case "claim":
+                    types, limit = pick.choice((None, None, ["x"])), pick.randint(1, 4)
+                    expected = [job_id for (job_id,) in raw(_NEXT, now, now, types, types, limit)]
+                    lease = pick.randint(2, 20) * SECOND
+                    jobs = await handle.reserve(
+                        "q", limit=limit, lease_for=lease, now=now, worker="w", types=types
+                    )
+                    assert ids(jobs) == expected, f"step {step}"
+                    leased += jobs
+                case "settle" if leased:
+                    some = pick.choices(leased[-10:], k=3)
+                    await handle.settle([some_end(pick, job, now) for job in some], now=now)
+                case "reclaim":
+                    await handle.reclaim(now=now, limit=pick.randint(1, 5))
+                case "requeue" if known:
+                    await handle.requeue([pick.choice(known)], now=now)
+                case "cancel" if known:
+                    await handle.cancel([pick.choice(known)], now=now)
+                case "begin":
+                    late.append(stack.enter_context(raw.another()))
+                    enqueue_on(late[-1], *some_jobs(pick, now))
+                case "end" if late:
+                    late.pop(pick.randrange(len(late)))(pick.choice(("COMMIT", "COMMIT", "ROLLBACK")))
+                case "fold":
+                    fold(raw)
+    assert len(leased) > 50

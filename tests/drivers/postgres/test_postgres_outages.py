@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -119,37 +119,28 @@ class Shift:
             assert (await self._here.ended(job_id)).state is JobState.DONE
 
 
-Mode = Literal["fast", "immediate"]
-MODES = pytest.mark.parametrize("mode", ["immediate", pytest.param("fast", marks=pytest.mark.slow)])
+ENDS: dict[str, Callable[[PostgresServer], None]] = {
+    "immediate": lambda server: server.stop("immediate"),
+    "fast": lambda server: server.stop("fast"),
+    "kill": PostgresServer.kill,
+}
 
 
-@MODES
-async def test_a_worker_comes_through_a_restart(at_work: Stage, server: PostgresServer, mode: Mode) -> None:
-    async with Shift(at_work).interrupted():
-        await asyncio.to_thread(server.restart, mode)
-
-
-@MODES
-async def test_what_ends_meanwhile_is_written_later(
-    at_work: Stage, server: PostgresServer, mode: Mode
+@pytest.mark.parametrize(
+    "end", ["immediate", *(pytest.param(end, marks=pytest.mark.slow) for end in ("fast", "kill"))]
+)
+async def test_a_worker_comes_through_restarts_and_writes_later_what_ends_meanwhile(
+    at_work: Stage, server: PostgresServer, end: str
 ) -> None:
     shift = Shift(at_work)
     async with shift.interrupted():
-        await asyncio.to_thread(server.stop, mode)
+        await asyncio.to_thread(ENDS[end], server)
+        await asyncio.to_thread(server.restart)
+        await asyncio.to_thread(ENDS[end], server)
         shift.let_go()
         with pytest.raises(BackendUnavailable):
             await at_work.enqueue()
         await asyncio.to_thread(server.restart)
-
-
-@pytest.mark.slow
-async def test_a_worker_comes_through_many_kills(at_work: Stage, server: PostgresServer) -> None:
-    shift = Shift(at_work)
-    async with shift.interrupted():
-        for _ in range(3):
-            await asyncio.to_thread(server.kill)
-            shift.let_go()
-            await asyncio.to_thread(server.restart)
 
 
 async def do_nothing(job: Job) -> None:
@@ -217,9 +208,7 @@ async def opened_and_closed(driver: PostgresDriver) -> None:
         pass
 
 
-async def test_every_call_says_that_the_server_is_away(
-    server: PostgresServer,
-) -> None:
+async def test_every_call_says_that_the_server_is_away(server: PostgresServer) -> None:
     async with PostgresDriver.from_url(with_fresh_schema(server.url)) as driver:
         (known,) = await driver.enqueue([make_record()], now=NOW)
         (job,) = await claim(driver)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from django.db import connections as django_connections
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine
 
 from conformance.recycled_postgres import recycler
 from drivers.postgres.transaction_callers import (
@@ -21,6 +22,7 @@ from drivers.postgres.transaction_callers import (
     DjangoCaller,
     DjangoNamedCaller,
     PsycopgAsyncCaller,
+    PsycopgCaller,
     SQLAlchemyAsyncSessionCaller,
     SQLAlchemyScopedCaller,
     SQLAlchemySessionCaller,
@@ -30,8 +32,7 @@ from taskharbor import AsyncClient, Client, Harbor, JobRequest, JobState
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.errors import InvalidRequest, SchemaMismatch
-from taskharbor.jobs import SECOND
-from taskharbor_testkit.servers import PostgresAt, ServerMissing, drop_schema
+from taskharbor_testkit.servers import PostgresAt, drop_schema
 
 LONG = 60.0
 """A time-out that only a missed wake-up would let pass."""
@@ -77,13 +78,7 @@ def app() -> Iterator[App]:
     ]
 )
 def caller(request: pytest.FixtureRequest, postgres_server: PostgresAt, app: App) -> Iterator[Caller]:
-    try:
-        caller = request.param(postgres_server.url)
-    except ModuleNotFoundError as error:
-        # As every other thing that CI has to have.
-        raise ServerMissing(
-            f"{request.param.name} was not found ({error}): pip install 'taskharbor[dev]'"
-        ) from None
+    caller = request.param(postgres_server.url)
     yield caller
     if isinstance(caller, AsyncCaller):
         caller.run(app.harbor.close_async())
@@ -103,8 +98,11 @@ def connection(postgres_server: PostgresAt) -> Iterator[Connection]:
 # -- the transaction decides ---------------------------------------------------------------------------------
 
 
-def test_the_job_is_there_after_the_commit_and_not_before(app: App, caller: Caller) -> None:
-    """With the caller's own rows."""
+@by(*CALLERS, SQLAlchemyScopedCaller, DjangoNamedCaller)
+def test_jobs_and_the_callers_rows_are_there_after_the_commit_and_not_before(
+    app: App, caller: Caller
+) -> None:
+    """After a rollback, of all or to a savepoint, nothing remembers the keys either."""
     table = f"{app.schema}.orders"
     with psycopg.connect(caller.server_url, autocommit=True) as other:
         other.execute(f"CREATE TABLE {table} (id integer PRIMARY KEY)")
@@ -112,42 +110,25 @@ def test_the_job_is_there_after_the_commit_and_not_before(app: App, caller: Call
             caller.begin()
             caller.execute(f"INSERT INTO {table} VALUES (1)")  # noqa: S608
             app.enqueue(caller, 1)
+            app.enqueue(caller, 1, key="k", idempotency_key="i")
             caller.rollback()
+            assert app.harbor.client.stats() == []
             caller.begin()
             caller.execute(f"INSERT INTO {table} VALUES (2)")  # noqa: S608
-            handle = app.enqueue(caller, 21)
-            assert (app.jobs(), handle.existed) == ([], False)
+            kept = app.enqueue(caller, 21, idempotency_key="i")
+            with caller.savepoint():
+                app.enqueue(caller, 2)
+                app.enqueue(caller, 3, key="k")
+            also = app.enqueue(caller, 4, key="k")
+            assert app.jobs() == []
             caller.commit()
-            orders = other.execute(f"TABLE {table}").fetchall()
-            assert (orders, app.jobs()) == ([(2,)], [handle.id])
+            assert other.execute(f"TABLE {table}").fetchall() == [(2,)]
         finally:
             other.execute(f"DROP TABLE {table}")
-    app.harbor.worker(until_empty=True).run()
-    assert handle.result() == 42
-
-
-@by(*CALLERS, SQLAlchemyScopedCaller, DjangoNamedCaller)
-def test_a_rollback_leaves_nothing_of_the_transaction_or_since_a_savepoint(app: App, caller: Caller) -> None:
-    caller.begin()
-    app.enqueue(caller, 1)
-    app.enqueue(caller, 1, key="k", idempotency_key="i")
-    caller.rollback()
-    assert app.jobs() == []
-    assert app.harbor.client.stats() == []
-    # Nothing remembers the keys either.
-    caller.begin()
-    kept = app.enqueue(caller, 1, idempotency_key="i")
-    with caller.savepoint():
-        app.enqueue(caller, 2)
-        app.enqueue(caller, 3, key="k")
-    also = app.enqueue(caller, 4, key="k")
-    assert app.jobs() == []
-    caller.commit()
-    assert not kept.existed
-    assert not also.existed
+    assert [kept.existed, also.existed] == [False, False]
     assert app.jobs() == [kept.id, also.id]
-    (stats,) = app.harbor.client.stats("default")
-    assert stats.counts[JobState.READY] == 2
+    app.harbor.worker(until_empty=True).run()
+    assert kept.result() == 42
 
 
 def test_a_batch_keeps_its_order_and_comes_at_once(app: App, caller: Caller) -> None:
@@ -176,7 +157,6 @@ def test_the_announcement_comes_with_the_commit_and_not_without(app: App, caller
 
         caller.begin()
         app.enqueue(caller, 1)
-        assert heard() == []
         caller.rollback()
         caller.begin()
         with caller.savepoint():
@@ -189,35 +169,6 @@ def test_the_announcement_comes_with_the_commit_and_not_without(app: App, caller
         assert heard() == []
         caller.commit()
         assert [notify.payload for notify in listener.notifies(timeout=LONG, stop_after=1)] == ["default"]
-
-
-def test_a_worker_that_waits_is_woken(app: App, connection: Connection) -> None:
-    worker = app.harbor.worker(max_jobs=2)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        # The first job shows that the worker is up; by the time of the second it has nothing to do but to wait.
-        assert app.double.enqueue(1).result(timeout=LONG) == 2
-        handle = app.double.within(connection).enqueue(21)
-        connection.commit()
-        assert handle.result(timeout=LONG) == 42
-    finally:
-        worker.stop()
-        thread.join()
-
-
-def test_without_notify_nothing_is_announced(url: str, connection: Connection) -> None:
-    quiet = App(f"{url}&notify=off")
-    try:
-        connection.execute(f'LISTEN "taskharbor:{quiet.schema}"')
-        connection.commit()
-        quiet.double.within(connection).enqueue(1)
-        connection.commit()
-        connection.execute("SELECT 1")
-        assert list(connection.notifies(timeout=0)) == []
-        assert len(quiet.jobs()) == 1
-    finally:
-        quiet.harbor.close()
 
 
 # -- the rules of enqueue ------------------------------------------------------------------------------------
@@ -240,20 +191,6 @@ def test_keys_follow_the_rules_of_every_enqueue(app: App, caller: Caller) -> Non
     assert app.jobs() == [first.id, waiting.id, other.id]
 
 
-async def test_a_key_that_is_inflight_blocks(app: App, postgres_server: PostgresAt) -> None:
-    async with AsyncClient(app.harbor.driver()) as client:
-        await asyncio.to_thread(app.double.options(key="customer:7").enqueue, 1)
-        now = await client.now()
-        (job,) = await client.driver.reserve("default", limit=1, lease_for=60 * SECOND, now=now, worker="w")
-        async with await psycopg.AsyncConnection.connect(postgres_server.url) as connection:
-            blocked = await app.double.options(key="customer:7").within(connection).enqueue(2)
-        assert not blocked.existed
-        assert (await client.get(blocked.id)).state is JobState.BLOCKED
-        await client.driver.ack(job.id, job.token or "", now=now)
-        assert (await client.get(blocked.id)).state is JobState.READY
-    await app.harbor.close_async()
-
-
 def test_options_defaults_and_codecs_are_those_of_every_enqueue(app: App, caller: Caller) -> None:
     options: dict[str, Any] = {
         "queue": "mail",
@@ -267,10 +204,6 @@ def test_options_defaults_and_codecs_are_those_of_every_enqueue(app: App, caller
         "codec": "msgpack",
     }
     caller.begin()
-    with pytest.raises(InvalidRequest, match="does not fit"):
-        app.enqueue(caller, "not a number")
-    with pytest.raises(InvalidRequest, match="priority"):
-        app.enqueue(caller, 1, priority=10**9)
     within = app.enqueue(caller, 1, **options).id
     keyed = app.enqueue(caller, 1, **options, key='k:%"\\', idempotency_key="i").id
     caller.commit()
@@ -300,9 +233,7 @@ def test_clients_enqueue_requests_of_any_kind(app: App, caller: Caller) -> None:
     many = caller.within(lambda transaction: client.within(transaction).enqueue_many(iter(requests)))
     none = caller.within(lambda transaction: client.within(transaction).enqueue_many([]))
     caller.commit()
-    closing = client.close()
-    if isinstance(caller, AsyncCaller):
-        caller.run(closing)
+    caller.run(client.close())
     assert [accepted.existed for accepted in (one, *many)] == [False] * 4
     assert none == []
     jobs = [app.harbor.client.get(accepted.id) for accepted in (one, *many)]
@@ -352,11 +283,9 @@ def test_a_snapshot_that_stands_still_takes_jobs_but_no_keys(
 # -- what is refused -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("url", ["memory://", "sqlite:///jobs.db"])
-def test_other_stores_cannot(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_other_stores_cannot() -> None:
     something: Any = object()
-    with Client(url) as client, pytest.raises(InvalidRequest, match="postgresql://"):
+    with Client("memory://") as client, pytest.raises(InvalidRequest, match="postgresql://"):
         client.within(something)
 
 
@@ -378,10 +307,16 @@ def test_synchronous_and_asynchronous_do_not_mix(app: App, caller: Caller, conne
         asynchronous.within(connection)
 
 
-def test_autocommit_of_psycopg(app: App, connection: Connection) -> None:
+@by(PsycopgCaller, PsycopgAsyncCaller, SQLAlchemySessionCaller, SQLAlchemyAsyncSessionCaller, DjangoCaller)
+def test_a_connection_in_autocommit_mode_is_refused(app: App, caller: Caller) -> None:
+    caller.set_autocommit()
+    with pytest.raises(InvalidRequest, match=caller.how_to_begin):
+        app.enqueue(caller, 1)
+    assert app.jobs() == []
+
+
+def test_a_block_on_a_connection_in_autocommit_mode(app: App, connection: Connection) -> None:
     connection.autocommit = True
-    with pytest.raises(InvalidRequest, match=r"connection\.transaction\(\)"):
-        app.double.within(connection).enqueue(1)
     with connection.transaction():
         handle = app.double.within(connection).enqueue(2)
         assert app.jobs() == []
@@ -391,44 +326,21 @@ def test_autocommit_of_psycopg(app: App, connection: Connection) -> None:
     assert app.jobs() == [handle.id, piped.id]
 
 
-@by(PsycopgAsyncCaller)
-def test_autocommit_of_psycopg_async(app: App, caller: Any) -> None:
-    caller.run(caller.transaction.set_autocommit(True))
-    with pytest.raises(InvalidRequest, match=r"connection\.transaction\(\)"):
-        app.enqueue(caller, 1)
-    assert app.jobs() == []
-
-
-@by(SQLAlchemySessionCaller, SQLAlchemyAsyncSessionCaller)
-def test_autocommit_of_sqlalchemy(app: App, caller: Any) -> None:
-    session = caller.transaction
-    session.bind = caller.engine.execution_options(isolation_level="AUTOCOMMIT")
-    if isinstance(caller, AsyncCaller):
-        session.sync_session.bind = session.bind.sync_engine
-    with pytest.raises(InvalidRequest, match="AUTOCOMMIT"):
-        app.enqueue(caller, 1)
-    assert app.jobs() == []
-
-
 @by(DjangoCaller)
-def test_django_outside_of_atomic(app: App, caller: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"transaction\.atomic\(\)"):
-        app.enqueue(caller, 1)
-    caller.transaction.set_autocommit(False)
+def test_django_without_autocommit(app: App, caller: Caller) -> None:
+    connection = caller.transaction
+    connection.set_autocommit(False)
     handle = app.enqueue(caller, 1)
     assert app.jobs() == []
-    caller.transaction.commit()
-    caller.transaction.set_autocommit(True)
+    connection.commit()
+    connection.set_autocommit(True)
     assert app.jobs() == [handle.id]
 
 
 @by(DjangoCaller)
 def test_other_databases_are_refused(app: App, caller: Caller) -> None:
-    from django.db import connections
-    from sqlalchemy import create_engine
-
     with pytest.raises(InvalidRequest, match="on sqlite"):
-        app.double.within(connections["elsewhere"])
+        app.double.within(django_connections["elsewhere"])
     elsewhere = create_engine("sqlite://")
     with elsewhere.connect() as connection, pytest.raises(InvalidRequest, match="on sqlite"):
         app.double.within(connection).enqueue(1)
@@ -492,26 +404,12 @@ def test_connections_of_the_callers_own_making(app: App, postgres_server: Postgr
     class Mine(psycopg.Connection[Any]):
         pass
 
-    from psycopg.rows import dict_row
-
     with Mine.connect(
         postgres_server.url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor
     ) as connection:
         first = app.double.within(connection).enqueue(1)
         second = app.double.options(idempotency_key="i").within(connection).enqueue(1)
     assert app.jobs() == [first.id, second.id]
-
-
-def test_a_pooled_connection(app: App, postgres_server: PostgresAt) -> None:
-    from psycopg_pool import ConnectionPool
-
-    with ConnectionPool(postgres_server.url, min_size=1, max_size=1, open=True) as pool:
-        with contextlib.suppress(LookupError), pool.connection() as connection:
-            app.double.within(connection).enqueue(1)
-            raise LookupError
-        with pool.connection() as connection:
-            handle = app.double.within(connection).enqueue(1)
-    assert app.jobs() == [handle.id]
 
 
 @by(SQLAlchemyAsyncSessionCaller)
@@ -533,20 +431,20 @@ def test_the_guide_runs(app: App, caller: Caller, url: str, postgres_server: Pos
         f'"{database}"': repr(postgres_server.url),
         f'"{database.replace("://", "+psycopg://")}"': repr(sqlalchemy_url(postgres_server.url)),
     }
+
+    async def place_order() -> None:
+        await namespace["place_order"]("Ada")
+        await namespace["harbor"].close_async()
+
     try:
         for block in re.findall(r"^```python no-run\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             for written, meant in real.items():
                 block = block.replace(written, meant)
             exec(compile(block, str(page), "exec", dont_inherit=True), namespace)
-        asyncio.run(_place_order(namespace))
+        asyncio.run(place_order())
         namespace["engine"].dispose()
         kinds = [job.type for job in namespace["harbor"].client.list_jobs().jobs]
         assert sorted(kinds) == ["invoice"] + ["send_receipt"] * 6
     finally:
         namespace["harbor"].close()
         postgres_server.execute("DROP TABLE IF EXISTS orders")
-
-
-async def _place_order(namespace: dict[str, Any]) -> None:
-    await namespace["place_order"]("Ada")
-    await namespace["harbor"].close_async()

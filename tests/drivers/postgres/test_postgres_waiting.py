@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from psycopg import sql
@@ -11,7 +12,6 @@ from psycopg import sql
 from drivers.postgres.pg_harness import NOW, Raw, ack, claim, enqueue_on, held, make_record, make_records
 from taskharbor.drivers.contract import Discard, QueueSettings
 from taskharbor.drivers.postgres import PostgresDriver, notifications
-from taskharbor.drivers.postgres.rows import channel
 from taskharbor_testkit.servers import drop_schema, with_fresh_schema
 from taskharbor_testkit.waits import waits_of
 from worker.stage import eventually, finish
@@ -22,7 +22,7 @@ Heard = Callable[[], list[str]]
 @pytest.fixture
 def heard(raw: Raw) -> Heard:
     """The queues that were notified of since the last look, in order."""
-    raw(sql.SQL("LISTEN {}").format(sql.Identifier(channel(raw.schema))))
+    raw(sql.SQL("LISTEN {}").format(sql.Identifier(raw.options.channel)))
 
     def look() -> list[str]:
         # A round trip: whatever was committed before is here now.
@@ -112,6 +112,9 @@ async def test_switched_off_nothing_is_said_and_nobody_listens(url: str, heard: 
         waiter = wait(driver, "r")
         await other.release(*held(job), now=NOW)
         assert await finish(waiter) is True
+        joined: Any = driver.within(raw.connection)
+        with raw.connection.transaction():
+            joined.enqueue([make_record()], now=NOW)
         listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'th_silent' AND query ILIKE 'LISTEN%'"
         assert raw.one(listening) == 0
     assert heard() == []
@@ -125,18 +128,6 @@ async def test_what_a_claim_has_seen_wakes_nobody(store: PostgresDriver, other: 
     await other.enqueue([make_record()], now=NOW)
     assert len(await claim(store, 5)) == 1
     assert await wait(store, "q", timeout=0) is False
-
-
-async def test_a_transaction_wakes_when_it_commits(store: PostgresDriver, raw: Raw) -> None:
-    await quiet(store, "fresh")
-    waiter = wait(store, "fresh")
-    with raw.another() as late:
-        enqueue_on(late, make_record(queue="fresh"))
-        await store.stats(now=NOW)
-        assert not waiter.done()
-        late("COMMIT")
-    assert await finish(waiter) is True
-    assert len(await claim(store, queue="fresh")) == 1
 
 
 async def test_a_transaction_that_was_open_during_a_look_wakes(url: str, raw: Raw) -> None:
@@ -153,18 +144,26 @@ async def test_a_transaction_that_was_open_during_a_look_wakes(url: str, raw: Ra
         assert await wait(driver, "q") is True
 
 
-async def test_what_changes_nothing_wakes_nobody(
+async def test_a_transaction_wakes_when_it_commits_and_not_when_it_is_rolled_back(
     store: PostgresDriver, other: PostgresDriver, raw: Raw, heard: Heard
 ) -> None:
     await other.enqueue([make_record(queue="elsewhere")], now=NOW)
-    await quiet(store, "q")
+    await quiet(store, "fresh")
     heard()
-    waiter = wait(store, "q", timeout=0.2)
-    with raw.another() as late:
-        enqueue_on(late, make_record())
+    waiter = wait(store, "fresh", timeout=0.2)
+    with raw.another() as undone:
+        enqueue_on(undone, make_record(queue="fresh"))
     await other.enqueue([make_record(queue="elsewhere")], now=NOW)
     assert await waiter is False
     assert set(heard()) == {"elsewhere"}
+    waiter = wait(store, "fresh")
+    with raw.another() as late:
+        enqueue_on(late, make_record(queue="fresh"))
+        await store.stats(now=NOW)
+        assert not waiter.done()
+        late("COMMIT")
+    assert await finish(waiter) is True
+    assert len(await claim(store, queue="fresh")) == 1
 
 
 async def test_closing_leaves_no_connection(url: str, raw: Raw) -> None:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import django
 import psycopg
+from django.conf import settings
+from django.db import connection as django_connection
+from django.db import connections as django_connections
+from django.db import transaction as django_transaction
 from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 
 class Caller:
     """A program with one connection. Everything is synchronous here; asynchronous libraries run on a loop of their own."""
 
     name: ClassVar[str]
+    how_to_begin: ClassVar[str] = r"connection\.transaction\(\)"
+    """The advice for a connection in autocommit mode."""
     transaction: Any
     """The argument of `within`."""
+    engine: Any = None
+    """SQLAlchemy's."""
 
     def __init__(self, server_url: str) -> None:
         self.server_url = server_url
@@ -26,20 +37,33 @@ class Caller:
     def connect(self) -> None:
         raise NotImplementedError
 
+    def run(self, answer: Any) -> Any:
+        """What the library answers: a coroutine, if it is asynchronous."""
+        return answer
+
     def begin(self) -> None:
-        pass
+        """Most libraries begin by themselves."""
 
     def commit(self) -> None:
-        self.transaction.commit()
+        self.run(self.transaction.commit())
 
     def rollback(self) -> None:
-        self.transaction.rollback()
+        self.run(self.transaction.rollback())
 
     def execute(self, statement: str) -> None:
-        self.transaction.execute(statement)
+        self.run(self.transaction.execute(text(statement) if self.engine else statement))
+
+    def set_autocommit(self) -> None:
+        if self.engine:
+            options = {"isolation_level": "AUTOCOMMIT"}
+            self.run(self.transaction.connection(execution_options=options))
+        else:
+            self.run(self.transaction.set_autocommit(True))
 
     def close(self) -> None:
-        self.transaction.close()
+        self.run(self.transaction.close())
+        if self.engine:
+            self.run(self.engine.dispose())
 
     def within(self, enqueue: Callable[[Any], Any]) -> Any:
         """`enqueue` gets the transaction."""
@@ -58,30 +82,16 @@ class AsyncCaller(Caller):
         self.runner = asyncio.Runner()
         super().__init__(server_url)
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.runner.run(work)
-
-    def commit(self) -> None:
-        self.run(self.transaction.commit())
-
-    def rollback(self) -> None:
-        self.run(self.transaction.rollback())
-
-    def execute(self, statement: str) -> None:
-        self.run(self.transaction.execute(statement))
+    def run(self, answer: Any) -> Any:
+        return self.runner.run(answer)
 
     def close(self) -> None:
-        self.run(self.disconnect())
+        super().close()
         self.runner.close()
-
-    async def disconnect(self) -> None:
-        await self.transaction.close()
 
     def within(self, enqueue: Callable[[Any], Any]) -> Any:
         async def enqueued() -> Any:
-            answer = enqueue(self.transaction)
-            assert inspect.iscoroutine(answer)
-            return await answer
+            return await enqueue(self.transaction)
 
         return self.run(enqueued())
 
@@ -102,29 +112,11 @@ class PsycopgAsyncCaller(AsyncCaller):
 
 class SQLAlchemySessionCaller(Caller):
     name = "sqlalchemy-session"
+    how_to_begin = "AUTOCOMMIT"
 
     def connect(self) -> None:
-        from sqlalchemy import create_engine
-
         self.engine = create_engine(sqlalchemy_url(self.server_url))
-        self.transaction = self.make()
-
-    def make(self) -> Any:
-        from sqlalchemy.orm import Session
-
-        return Session(self.engine)
-
-    def begin(self) -> None:
-        self.transaction.begin()
-
-    def execute(self, statement: str) -> None:
-        from sqlalchemy import text
-
-        self.transaction.execute(text(statement))
-
-    def close(self) -> None:
-        super().close()
-        self.engine.dispose()
+        self.transaction = Session(self.engine)
 
 
 class SQLAlchemyScopedCaller(SQLAlchemySessionCaller):
@@ -132,70 +124,47 @@ class SQLAlchemyScopedCaller(SQLAlchemySessionCaller):
 
     name = "sqlalchemy-scoped-session"
 
-    def make(self) -> Any:
-        from sqlalchemy.orm import scoped_session, sessionmaker
-
-        return scoped_session(sessionmaker(self.engine))
+    def connect(self) -> None:
+        super().connect()
+        self.transaction = scoped_session(sessionmaker(self.engine))
 
 
 class SQLAlchemyConnectionCaller(SQLAlchemySessionCaller):
     name = "sqlalchemy-connection"
 
-    def make(self) -> Any:
-        return self.engine.connect()
+    def connect(self) -> None:
+        super().connect()
+        self.transaction = self.engine.connect()
 
 
 class SQLAlchemyAsyncSessionCaller(AsyncCaller):
     name = "sqlalchemy-async-session"
+    how_to_begin = "AUTOCOMMIT"
 
     def connect(self) -> None:
-        from sqlalchemy.ext.asyncio import create_async_engine
-
         self.engine = create_async_engine(sqlalchemy_url(self.server_url))
-        self.transaction = self.run(self.make())
-
-    async def make(self) -> Any:
-        from sqlalchemy.ext.asyncio import AsyncSession
-
-        return AsyncSession(self.engine)
-
-    def begin(self) -> None:
-        async def begin() -> None:
-            await self.transaction.begin()
-
-        self.run(begin())
-
-    def execute(self, statement: str) -> None:
-        from sqlalchemy import text
-
-        self.run(self.transaction.execute(text(statement)))
-
-    async def disconnect(self) -> None:
-        await super().disconnect()
-        await self.engine.dispose()
+        self.transaction = AsyncSession(self.engine)
 
 
 class SQLAlchemyAsyncConnectionCaller(SQLAlchemyAsyncSessionCaller):
     name = "sqlalchemy-async-connection"
 
-    async def make(self) -> Any:
-        return await self.engine.connect()
+    def connect(self) -> None:
+        super().connect()
+        self.transaction = self.run(self.engine.connect().start())
 
 
 class DjangoCaller(Caller):
     name = "django"
+    how_to_begin = r"transaction\.atomic\(\)"
 
     def connect(self) -> None:
         configure_django(self.server_url)
-        from django.db import connection
-
-        self.transaction = connection
+        self.transaction = django_connection
         self.block: Any = None
 
     def begin(self) -> None:
-        from django.db import transaction
-
-        self.block = transaction.atomic()
+        self.block = django_transaction.atomic()
         self.block.__enter__()
 
     def commit(self) -> None:
@@ -203,9 +172,7 @@ class DjangoCaller(Caller):
         block.__exit__(None, None, None)
 
     def rollback(self) -> None:
-        from django.db import transaction
-
-        transaction.set_rollback(True)
+        django_transaction.set_rollback(True)
         self.commit()
 
     def execute(self, statement: str) -> None:
@@ -223,9 +190,7 @@ class DjangoNamedCaller(DjangoCaller):
 
     def connect(self) -> None:
         super().connect()
-        from django.db import connections
-
-        self.transaction = connections["default"]
+        self.transaction = django_connections["default"]
 
 
 CALLERS: list[type[Caller]] = [
@@ -245,9 +210,6 @@ def sqlalchemy_url(server_url: str) -> str:
 
 def configure_django(server_url: str) -> None:
     """Once a process: the server is shared by all its tests."""
-    import django
-    from django.conf import settings
-
     if settings.configured:
         return
     given = conninfo_to_dict(server_url)

@@ -31,21 +31,13 @@ from taskharbor.bulk.store import BulkStore, run_sync
 from taskharbor.bulk.tables import SCHEMAS, Part, Selection, Table, fitted
 from taskharbor.drivers.postgres.connections import Operation, Row, T, translated
 from taskharbor.drivers.postgres.driver import PostgresDriver
-from taskharbor.drivers.postgres.enqueue import batch_values, rare_settings, rule_values
+from taskharbor.drivers.postgres.enqueue import batch_values, rare_settings
 from taskharbor.drivers.postgres.log import START, Place, await_writers, parse_cursor
 from taskharbor.drivers.postgres.migrations import open_ready
 from taskharbor.drivers.postgres.options import PostgresOptions
-from taskharbor.drivers.postgres.rows import (
-    OUTCOMES,
-    STATE_NUMBERS,
-    STATES,
-    int_array,
-    load,
-    quoted,
-    text_array,
-)
+from taskharbor.drivers.postgres.rows import STATES, int_array, load, quoted, rule_values, text_array
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
-from taskharbor.jobs import JobRecord, Micros
+from taskharbor.jobs import JobRecord, JobState, Micros, Outcome
 from taskharbor.requests import AlikeJobs, new_id_head
 
 _CHUNK_JOBS = 10_000
@@ -75,7 +67,7 @@ def statement_of(part: Part, source: str, given: Mapping[str, Any]) -> str:
     conditions = {
         "r.queue =": chosen.queue,
         "r.type =": chosen.type,
-        f"{expressions.get('state', 'r.state')} =": chosen.state and STATE_NUMBERS[chosen.state],
+        f"{expressions.get('state', 'r.state')} =": chosen.state and STATES.index(chosen.state),
         f"r.{instant} >=": chosen.since_us,
         f"r.{instant} <": chosen.until_us,
     }
@@ -116,7 +108,6 @@ def shared_out(sizes: Sequence[tuple[str, int]], parallelism: int) -> list[list[
 
 _ROWS_PER_PART = 20_000
 _PROBES_PER_PART = 16
-_RANGE = ("after_xid", "after_seq", "until_xid", "until_seq")
 
 
 class PostgresBulkStore(BulkStore):
@@ -204,10 +195,11 @@ class PostgresBulkStore(BulkStore):
         if following is None or following > last:
             return []
         edges = self._edges(following, last, parallelism)
-        return [
-            Part(table="attempts", bounds=dict(zip(_RANGE, (*astuple(low), *astuple(high)), strict=True)))
+        ranges = [
+            {"after_xid": low.xid, "after_seq": low.seq, "until_xid": high.xid, "until_seq": high.seq}
             for low, high in pairwise([first, *edges, last])
         ]
+        return [Part(table="attempts", bounds=bounds) for bounds in ranges]
 
     def _following(self, place: Place) -> Place | None:
         """Return the first row after a cursor. Raises HistoryGone if rows were removed that the reader has not seen.
@@ -349,7 +341,7 @@ def _read_arrow(
 @cache
 def _names_of(column: str) -> pa.Array:
     # Made on demand: with its first array pyarrow imports pandas.
-    return pa.array([member.value for member in (STATES if column == "state" else OUTCOMES)])
+    return pa.array([member.value for member in (JobState if column == "state" else Outcome)])
 
 
 def _batch(table: Table, found: pa.RecordBatch) -> pa.RecordBatch:

@@ -104,6 +104,7 @@ class Session:
     def __init__(self, connection: Connection, options: PostgresOptions) -> None:
         self.connection = connection
         self.schema = options.schema
+        self.channel = options.channel
         self._names: dict[str, bytes] | None = {} if options.prepare else None
         """Names of prepared statements; None if statements are not prepared."""
         self._reading = Transformer(connection)
@@ -133,12 +134,10 @@ class Session:
         """Return the rows of a statement in `sql/`."""
         return await self.rows(load(family, self.schema)[name], values)
 
-    async def value(self, statement: str, values: Sequence[Any] = ()) -> Any:
-        return (await self.rows(statement, values))[0][0]
-
     async def call(self, function: str, *values: Any) -> Any:
         """Return the one value that a function of the store returns."""
-        return await self.value(call(function, self.schema, len(values)), values)
+        ((value,),) = await self.rows(call(function, self.schema, len(values)), values)
+        return value
 
     async def _prepare(self, statement: str, names: dict[str, bytes]) -> bytes:
         name = b"taskharbor_%d" % len(names)
@@ -199,9 +198,7 @@ class Connections:
             await self._slots.acquire()
         try:
             while True:
-                session = self._free_listening() if where_heard and not is_repeated else None
-                if session is None:
-                    session = await self._session()
+                session = await self._free_session(where_heard and not is_repeated)
                 self._busy.add(session)
                 session.is_repeated = is_repeated
                 try:
@@ -250,11 +247,10 @@ class Connections:
                 f"{self._options.pool_timeout:g} s; raise pool_size, or look for what holds them"
             ) from None
 
-    def _free_listening(self) -> Session | None:
-        session = self.listening
-        return session if session is not None and session not in self._busy and session.is_idle else None
-
-    async def _session(self) -> Session:
+    async def _free_session(self, where_heard: bool) -> Session:
+        heard = self.listening if where_heard else None
+        if heard is not None and heard not in self._busy and heard.is_idle:
+            return heard
         while self._idle:
             session = self._idle.pop()
             if not session.connection.closed:

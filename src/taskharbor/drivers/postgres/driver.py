@@ -10,21 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from msgspec.structs import astuple, replace
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import (
-    Capabilities,
-    Driver,
-    Enqueued,
-    JoinedAsyncTransaction,
-    JoinedTransaction,
-    Woken,
-)
+from taskharbor.drivers.contract import Capabilities, Driver, Enqueued, Woken
 from taskharbor.drivers.postgres import enqueue, leases, log, migrations, operate
 from taskharbor.drivers.postgres.connections import Connections, Operation, Session, T, connect
 from taskharbor.drivers.postgres.leases import Claimer
 from taskharbor.drivers.postgres.notifications import Listener, NotifyThrottle
 from taskharbor.drivers.postgres.options import PostgresOptions, parse_url
-from taskharbor.drivers.postgres.rows import channel, text_array
-from taskharbor.drivers.postgres.transactions import join
+from taskharbor.drivers.postgres.rows import text_array
+from taskharbor.drivers.postgres.transactions import Joined, join
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import JobRecord, Micros
@@ -193,10 +186,10 @@ class PostgresDriver(Driver):
         return await wait(self._opened(self._listener), call)
 
     async def _notify(self, queues: Iterable[str]) -> None:
-        values = channel(self.options.schema), text_array(list(queues))
-        await self._query(lambda session: session.named("inspect", "notify", *values))
+        names = text_array(list(queues))
+        await self._query(lambda session: session.named("inspect", "notify", session.channel, names))
 
     # -- within a transaction of the caller's ---------------------------------------------------------------
 
-    def within(self, transaction: object) -> JoinedTransaction | JoinedAsyncTransaction:
+    def within(self, transaction: object) -> Joined:
         return join(transaction, self.options)

@@ -16,15 +16,7 @@ import psycopg
 from taskharbor.bulk.stage import unpack
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import (
-    channel,
-    ends,
-    given_columns,
-    int_array,
-    stored_value,
-    text_array,
-    to_json,
-)
+from taskharbor.drivers.postgres.rows import ends, int_array, rule_values, stored_value, text_array, to_json
 from taskharbor.jobs import JobRecord, Micros
 
 T = TypeVar("T")
@@ -62,7 +54,7 @@ async def _stored_one(session: Session, job: JobRecord, now: Micros, stir: int) 
         return False
     values = [
         job.id, job.type, job.run_at_us, job.created_at_us, -job.priority, job.max_attempts,
-        0 if job.run_at_us > now else 1, job.payload, job.queue, stir, channel(session.schema),
+        0 if job.run_at_us > now else 1, job.payload, job.queue, stir, session.channel,
     ]  # fmt: skip
     return bool(await session.named("enqueue", "one", *values))
 
@@ -110,11 +102,6 @@ def batch_values(
 def _once_or_each(values: Sequence[T]) -> Sequence[T]:
     """Return one value if all are the same, else all values."""
     return values[:1] if values.count(values[0]) == len(values) else values
-
-
-def rule_values(records: Sequence[JobRecord]) -> list[Any]:
-    payloads = [record.payload for record in records]
-    return [to_json([given_columns(record) for record in records]), b"".join(payloads), ends(payloads)]
 
 
 # -- bulk writing through the contract --------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ async def migrate(
 async def _check_isolation(session: Session, options: PostgresOptions) -> None:
     """Refuse an isolation level other than READ COMMITTED. The functions read again after every lock that they waited for, and a
     snapshot of the whole transaction would hide the changes."""
-    level = await session.value("SELECT current_setting('default_transaction_isolation')")
+    ((level,),) = await session.rows("SELECT current_setting('default_transaction_isolation')")
     if level != "read committed":
         raise SchemaMismatch(
             f"{options.place}: default_transaction_isolation is {level!r} for this role; TaskHarbor needs read committed: "

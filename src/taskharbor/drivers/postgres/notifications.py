@@ -20,7 +20,7 @@ import psycopg
 
 from taskharbor.drivers.postgres.connections import Connections, Session, connect
 from taskharbor.drivers.postgres.options import NOTIFYING, SILENT, PostgresOptions
-from taskharbor.drivers.postgres.rows import channel, escaped_texts, quoted, text_array
+from taskharbor.drivers.postgres.rows import escaped_texts, quoted, text_array
 from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
@@ -141,7 +141,7 @@ class Listener:
         self._broken.clear()
         try:
             connection.add_notify_handler(lambda notify: self.notifications.notify((notify.payload,)))
-            await connection.execute(f"LISTEN {quoted(channel(self._options.schema))}")
+            await connection.execute(f"LISTEN {quoted(self._options.channel)}")
             session.is_fresh = False
             connection.on_unasked = lambda: self._read(session)
             connection.begin_watching()

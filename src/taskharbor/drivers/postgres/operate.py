@@ -8,15 +8,7 @@ import msgspec
 
 from taskharbor.drivers.contract import JobFilter, Page, QueueSettings, QueueStats
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import (
-    INFLIGHT,
-    READY,
-    STATE_NUMBERS,
-    STATES,
-    int_array,
-    job_record,
-    text_array,
-)
+from taskharbor.drivers.postgres.rows import READY, STATE_NUMBERS, STATES, int_array, job_record, text_array
 from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 
@@ -109,7 +101,7 @@ async def list_jobs(
     by_name = [selection.queue, types, selection.key]
     # One more than the limit shows whether anything follows.
     end = [selection.finished_before_us, limit + 1]
-    may_live = min(states, default=INFLIGHT) <= INFLIGHT
+    may_live = not waiting <= TERMINAL_STATES
     if waiting == {JobState.DEAD}:
         rows = await session.named("inspect", "list_dead", before, *by_name, *end)
     else:

@@ -59,6 +59,11 @@ class PostgresOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The mode of a move that may have made something runnable, if it is not throttled."""
         return NOTIFYING if self.notify else SILENT
 
+    @property
+    def channel(self) -> str:
+        """The channel for waiters."""
+        return f"taskharbor:{self.schema}"
+
     def __repr__(self) -> str:
         return f"PostgresOptions({self.place!r}, schema={self.schema!r})"
 

@@ -28,7 +28,6 @@ STATES: Final = tuple(JobState)
 OUTCOMES: Final = tuple(Outcome)
 STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 READY: Final = STATE_NUMBERS[JobState.READY]
-INFLIGHT: Final = STATE_NUMBERS[JobState.INFLIGHT]
 
 SECRET_LENGTH: Final = 24
 
@@ -41,6 +40,7 @@ _FLAG_NUMBERS = {flags: number for number, flags in enumerate(_FLAGS)}
 
 _encode = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\""})
 _LONGEST = 2**63 - 1
 
 
@@ -96,12 +96,6 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
-@cache
-def channel(schema: str) -> str:
-    """Return the channel for waiters."""
-    return f"taskharbor:{schema}"
-
-
 # -- to the server --------------------------------------------------------------------------------------------
 
 _GIVEN = [
@@ -113,13 +107,18 @@ _ALWAYS = ("queue", "priority", "max_attempts")
 """Columns of `jobs` that have no NULL for the default."""
 
 
-def given_columns(record: JobRecord) -> dict[str, Any]:
-    """Return the columns of `jobs` that are not defaults, for storing a record by the rules."""
-    return {
-        column: stored_value(field, value)
-        for field, column, default in _GIVEN
-        if ((value := getattr(record, field)) != default and value != {}) or field in _ALWAYS
-    }
+def rule_values(records: Sequence[JobRecord]) -> list[Any]:
+    """Return the arguments of `enqueue_by_rules`: columns that are not defaults, and the payloads."""
+    columns = [
+        {
+            column: stored_value(field, value)
+            for field, column, default in _GIVEN
+            if ((value := getattr(record, field)) != default and value != {}) or field in _ALWAYS
+        }
+        for record in records
+    ]
+    payloads = [record.payload for record in records]
+    return [to_json(columns), b"".join(payloads), ends(payloads)]
 
 
 def stored_value(field: str, value: Any) -> Any:
@@ -138,7 +137,8 @@ def to_json(value: Any) -> str:
 
 
 def escaped_texts(values: Iterable[str | None]) -> str:
-    return "{" + ",".join(["NULL" if value is None else _escaped(value) for value in values]) + "}"
+    """Return an array of texts that may be NULL, or have quotes and backslashes."""
+    return "{" + ",".join(["NULL" if one is None else f'"{one.translate(_ESCAPED)}"' for one in values]) + "}"
 
 
 def text_array(values: Sequence[str]) -> str:
@@ -156,10 +156,6 @@ def int_array(values: Iterable[int]) -> str:
 def ends(payloads: Sequence[bytes]) -> str:
     """Return 0, and the end of each payload in the joined payloads."""
     return int_array(accumulate(map(len, payloads), initial=0))
-
-
-def _escaped(value: str) -> str:
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def token_parts(token: str) -> tuple[str, int]:
@@ -183,23 +179,10 @@ def leased_job(row: tuple[Any, ...], queue: str, secret: str, worker: str) -> Jo
         *rare,
     ) = row  # fmt: skip
     job = JobRecord(
-        id=job_id,
-        type=type_,
-        queue=queue,
-        payload=payload,
-        priority=priority,
-        run_at_us=run_at,
-        created_at_us=created_at,
-        max_attempts=max_attempts,
-        state=JobState.INFLIGHT,
-        attempts=attempts,
-        stalls=stalls,
-        fence=fence,
-        token=f"{secret}{seq:x}",
-        worker=worker,
-        expires_at_us=expires_at,
-        reserved_at_us=reserved_at,
-    )
+        id=job_id, type=type_, queue=queue, payload=payload, priority=priority, run_at_us=run_at, created_at_us=created_at,
+        max_attempts=max_attempts, state=JobState.INFLIGHT, attempts=attempts, stalls=stalls, fence=fence,
+        token=f"{secret}{seq:x}", worker=worker, expires_at_us=expires_at, reserved_at_us=reserved_at,
+    )  # fmt: skip
     if rare != _NOTHING_RARE:
         for name, value in _decoded(_CLAIMED_RARE, rare).items():
             setattr(job, name, value)

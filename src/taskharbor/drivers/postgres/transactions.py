@@ -18,13 +18,14 @@ from psycopg.rows import tuple_row
 
 from taskharbor.drivers.contract import Enqueued, JoinedAsyncTransaction, JoinedTransaction
 from taskharbor.drivers.postgres.connections import MISSING
-from taskharbor.drivers.postgres.enqueue import batch_values, is_plain, rule_values
+from taskharbor.drivers.postgres.enqueue import batch_values, is_plain
 from taskharbor.drivers.postgres.options import PostgresOptions
-from taskharbor.drivers.postgres.rows import load
+from taskharbor.drivers.postgres.rows import load, rule_values
 from taskharbor.drivers.validation import check_records
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 from taskharbor.jobs import JobRecord, Micros
 
+Joined: TypeAlias = JoinedTransaction | JoinedAsyncTransaction
 Rows: TypeAlias = list[tuple[Any, ...]]
 
 ACCEPTED = (
@@ -36,7 +37,7 @@ _LIKE_A_NAME = re.compile(r"(?<![:\w\\]):(?=\w)")
 """Text that SQLAlchemy would take for a parameter. Here it can only be part of the schema's name."""
 
 
-def join(transaction: Any, options: PostgresOptions) -> JoinedTransaction | JoinedAsyncTransaction:
+def join(transaction: Any, options: PostgresOptions) -> Joined:
     # By all base classes, because users derive their own sessions and connections.
     libraries = {base.__module__.partition(".")[0] for base in type(transaction).__mro__}
     if isinstance(transaction, Connection):
@@ -69,16 +70,14 @@ class _Transaction(_Joined, JoinedTransaction):
     def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
         statement = EnqueueStatement(records, now, self._options)
         with _explaining(self._options):
-            rows = self._run(statement.text, statement.values)
-        return statement.answers(rows)
+            return statement.answers(self._run(statement.text, statement.values))
 
 
 class _AsyncTransaction(_Joined, JoinedAsyncTransaction):
     async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
         statement = EnqueueStatement(records, now, self._options)
         with _explaining(self._options):
-            rows = await self._run(statement.text, statement.values)
-        return statement.answers(rows)
+            return statement.answers(await self._run(statement.text, statement.values))
 
 
 class EnqueueStatement:
@@ -94,13 +93,10 @@ class EnqueueStatement:
         self._records = records
         self._is_plain = is_plain(records)
         # PostgreSQL delivers at commit the notifications that are made here, and drops them at rollback.
-        sql = load("enqueue", options.schema)
-        values: list[Any]
-        if self._is_plain:
-            text, values = sql["plain"], [*batch_values(records), now, options.stir, True]
-        else:
-            text, values = sql["by_rules"], [*rule_values(records), now, options.stir, False]
-        self.text, self.values = text, values
+        own = batch_values(records) if self._is_plain else rule_values(records)
+        self.text = load("enqueue", options.schema)["plain" if self._is_plain else "by_rules"]
+        # The last value: the ids are new; the jobs are not repeated.
+        self.values = [*own, now, options.stir, self._is_plain]
 
     def answers(self, rows: Sequence[Sequence[Any]]) -> list[Enqueued]:
         if self._is_plain:
@@ -183,9 +179,7 @@ def _run_on_django(connection: Any, statement: str, values: list[Any]) -> Rows:
     return rows
 
 
-def _join_sqlalchemy(
-    transaction: Any, options: PostgresOptions
-) -> JoinedTransaction | JoinedAsyncTransaction | None:
+def _join_sqlalchemy(transaction: Any, options: PostgresOptions) -> Joined | None:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session, scoped_session
 

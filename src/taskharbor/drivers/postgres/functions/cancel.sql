@@ -20,8 +20,7 @@ BEGIN
             PERFORM move_job(v_job, v_after, 5, p_now, p_stir);
             v_state := 6;
         ELSE
-            SELECT CASE e.state WHEN 6 THEN 6 ELSE -2 END INTO v_state FROM ended AS e WHERE e.id = v_id;
-            v_state := coalesce(v_state, -1);
+            v_state := coalesce((SELECT CASE e.state WHEN 6 THEN 6 ELSE -2 END FROM ended AS e WHERE e.id = v_id), -1);
         END IF;
         v_answers := v_answers || v_state;
     END LOOP;

@@ -2,7 +2,6 @@
 CREATE OR REPLACE FUNCTION changed_by(p_job jobs, p_by jobs, p_flags smallint) RETURNS jobs LANGUAGE plpgsql AS $$
 DECLARE
     v_flags smallint := CASE WHEN p_by.id IS NULL THEN 0 ELSE coalesce(p_flags, 1) END;
-    v_when integer := v_flags >> 3;
 BEGIN
     IF v_flags & 1 <> 0 THEN
         p_job.type := p_by.type;
@@ -11,13 +10,8 @@ BEGIN
         p_job.headers := p_by.headers;
         p_job.timeout_us := p_by.timeout_us;
     END IF;
-    IF v_when = 1 THEN
-        p_job.run_at := p_by.run_at;
-    ELSIF v_when = 2 THEN
-        p_job.run_at := greatest(p_job.run_at, p_by.run_at);
-    ELSIF v_when = 3 THEN
-        p_job.run_at := least(p_job.run_at, p_by.run_at);
-    END IF;
+    p_job.run_at := CASE v_flags >> 3 WHEN 1 THEN p_by.run_at WHEN 2 THEN greatest(p_job.run_at, p_by.run_at)
+                                      WHEN 3 THEN least(p_job.run_at, p_by.run_at) ELSE p_job.run_at END;
     IF v_flags & 2 <> 0 THEN
         p_job.max_attempts := p_by.max_attempts;
         p_job.max_stalls := p_by.max_stalls;

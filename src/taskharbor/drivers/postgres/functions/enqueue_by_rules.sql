@@ -7,7 +7,7 @@ CREATE OR REPLACE FUNCTION enqueue_by_rules(
 ) RETURNS TABLE (job_id text, existed boolean) LANGUAGE plpgsql AS $$
 DECLARE
     v_given record;
-    v_new jobs;
+    v_new jobs := json_populate_record(NULL::jobs, '{"fence": 0, "attempts": 0, "stalls": 0, "cancel_requested": false}');
     v_job jobs;
     v_answer record;
     v_known text;
@@ -22,10 +22,6 @@ BEGIN
        AND EXISTS (SELECT FROM json_array_elements(p_jobs) AS g WHERE g ->> 'key' IS NOT NULL) THEN
         RETURN;
     END IF;
-    v_new.fence := 0;
-    v_new.attempts := 0;
-    v_new.stalls := 0;
-    v_new.cancel_requested := false;
     -- In the same order for all callers, so that two batches do not wait for each other.
     PERFORM pg_advisory_xact_lock(l.number) FROM (
         SELECT DISTINCT key_lock((v_queues ->> (g ->> 'queue'))::integer, g ->> 'key') AS number
