@@ -152,20 +152,14 @@ class SharedConnection:
 
 async def connect(address: Address, options: RedisOptions, *, is_sentinel: bool = False) -> SharedConnection:
     """Return a connection that is ready for commands."""
-    db = 0 if is_sentinel else options.db
+    user, password, db = options.user, options.password, options.db
+    if is_sentinel:
+        user, password, db = options.sentinel_user, options.sentinel_password, 0
     place = f"{address}/{db}"
-    connection = _connection(
-        address,
-        options,
-        username=options.sentinel_user if is_sentinel else options.user,
-        password=options.sentinel_password if is_sentinel else options.password,
-        db=db,
-        protocol=2,
-        socket_connect_timeout=options.connect_timeout,
-        # Silence is noticed for the whole connection, not for each read.
-        socket_timeout=None,
-        driver_info=None,
-    )
+    # Silence is noticed for the whole connection, not for each read.
+    limits = {"socket_connect_timeout": options.connect_timeout, "socket_timeout": None}
+    account = {"username": user, "password": password, "db": db}
+    connection = _connection(address, options, {**account, **limits, "protocol": 2, "driver_info": None})
     try:
         # redis-py's own limit excludes the handshake. It is the shorter one, so that its error is reported.
         async with asyncio.timeout(options.connect_timeout + 0.1):
@@ -187,7 +181,7 @@ async def connect(address: Address, options: RedisOptions, *, is_sentinel: bool 
     return shared
 
 
-def _connection(address: Address, options: RedisOptions, **settings: Any) -> Connection:
+def _connection(address: Address, options: RedisOptions, settings: dict[str, Any]) -> Connection:
     if not address.port:
         return cast("Connection", UnixDomainSocketConnection(path=address.host, **settings))
     settings |= {"host": address.host, "port": address.port, "socket_keepalive_options": _KEEPALIVE}
@@ -256,7 +250,6 @@ class Server:
     ) -> None:
         self._locate = locate
         self._options = options
-        self._waits = options.waits
         self._library = library
         self._by_eval = False
         """True if the server refused the library. Tried again with every new connection."""
@@ -407,7 +400,7 @@ class Server:
         WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has written
         everything, on another connection. So a key that vanishes at once is written in any case.
         """
-        if not self._waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
+        if not self._options.waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
             return b""
         options = self._options
         mark = pack(("SET", f"{calls[0].keys[0]}:waited", "", "PX", 1))

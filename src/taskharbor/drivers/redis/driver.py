@@ -15,7 +15,6 @@ from taskharbor.drivers.redis.listener import ChannelListener
 from taskharbor.drivers.redis.options import RedisOptions, parse_url
 from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.drivers.waiting import wait
-from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, Micros
 
 A = TypeVar("A")
@@ -31,9 +30,9 @@ class RedisDriver(Driver):
 
     def __init__(self, options: RedisOptions) -> None:
         self.options = options
-        self._open_store: RedisStore | None = None
-        self._listener: ChannelListener
-        self._claims: leases.Claims
+        self._store = RedisStore(options)
+        self._listener = ChannelListener(self._store)
+        self._claims = leases.Claims(self._store, self._listener.emptied)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -43,27 +42,12 @@ class RedisDriver(Driver):
         return type(self)(self.options)
 
     async def open(self) -> None:
-        if self._open_store is None:
-            store = RedisStore(self.options)
-            await store.open()
-            self._listener = ChannelListener(store)
-            self._claims = leases.Claims(store, self._listener.emptied)
-            self._open_store = store
+        await self._store.open()
 
     async def close(self) -> None:
-        store, self._open_store = self._open_store, None
-        if store is not None:
-            await self._listener.close()
-            await self._claims.close()
-            await store.close()
-
-    @property
-    def _store(self) -> RedisStore:
-        if self._open_store is None:
-            raise BackendUnavailable(
-                f"{self.options.place} is not open: await open() first, or use `async with`"
-            )
-        return self._open_store
+        await self._listener.close()
+        await self._claims.close()
+        await self._store.close()
 
     async def time(self) -> Micros:
         return await self._store.time()
@@ -82,11 +66,10 @@ class RedisDriver(Driver):
         return function(self._store, *msgspec.structs.astuple(call))
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
-        assert self._store
         return await self._claims.reserve(call)
 
     async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
-        return None if self._open_store is None else await self._claims.reserve_next(call, timeout)
+        return await self._claims.reserve_next(call, timeout)
 
     async def _prune(self, call: op.Prune) -> int:
         removed = await operate.prune_queues(self._store, call.now, call.limit)

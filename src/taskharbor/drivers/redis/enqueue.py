@@ -108,16 +108,8 @@ def _new_job(record: JobRecord) -> bytes:
 # -- failure queues -------------------------------------------------------------------------------------------
 
 
-class Notice(msgspec.Struct, array_like=True):
-    """The header in front of a dead job in the outbox."""
-
-    id: str
-    job_id: str
-    queue: str
-    now: Micros
-
-
-_decode_notice = msgspec.msgpack.Decoder(Notice).decode
+_decode_notice = msgspec.msgpack.Decoder(tuple[str, str, str, Micros]).decode
+"""The header in front of a dead job in the outbox: id of the new job, id of the dead job, failure queue, instant."""
 
 
 async def deliver(store: RedisStore, queue: str) -> None:
@@ -132,10 +124,10 @@ async def deliver(store: RedisStore, queue: str) -> None:
         by_time: dict[Micros, list[JobRecord]] = {}
         for entry in entries:
             end = 4 + int.from_bytes(entry[:4])
-            notice = _decode_notice(entry[4:end])
-            dead = record_from(notice.job_id, queue, entry[end:], notice.now)
-            told = failure_record(dead, job_id=notice.id, queue=notice.queue, now=notice.now)
-            by_time.setdefault(notice.now, []).append(told)
+            new_id, dead_id, failure_queue, now = _decode_notice(entry[4:end])
+            dead = record_from(dead_id, queue, entry[end:], now)
+            told = failure_record(dead, job_id=new_id, queue=failure_queue, now=now)
+            by_time.setdefault(now, []).append(told)
         for now, records in by_time.items():
             await enqueue(store, records, now)
         await store.commands([("LREM", outbox, 1, entry) for entry in entries])

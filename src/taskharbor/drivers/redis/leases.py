@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 from redis.exceptions import ResponseError
@@ -28,7 +28,7 @@ from taskharbor.drivers.redis.connection import ConnectionLost, Server, SharedCo
 from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.errors import code_of
 from taskharbor.drivers.redis.library import RedisCall, Word
-from taskharbor.drivers.redis.records import NONCE_LENGTH, encode, leased_records
+from taskharbor.drivers.redis.records import NONCE_LENGTH, LeaseFront, encode, leased_records
 from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.errors import (
     BackendUnavailable,
@@ -113,8 +113,8 @@ class Claims:
             # here.
             with contextlib.suppress(TaskHarborError):
                 await deliver(self._store, call.queue)
-        ids, values = answer[_FIRST::2], answer[_FIRST + 1 :: 2]
-        return leased_records(ids, values, call.queue, call.worker, token, reserved_at, expires_at)
+        lease = LeaseFront(call.worker, expires_at, reserved_at)
+        return leased_records(answer[_FIRST::2], answer[_FIRST + 1 :: 2], call.queue, token, lease)
 
     def _take_back(self, call: Reserve, token: str) -> None:
         """Give back the jobs of a claim whose caller went away. Otherwise they would stall until their leases expire."""
@@ -144,8 +144,7 @@ class Claims:
         if began < self._rests_until.get(queue, 0.0):
             return None
         try:
-            if self._server_clock.is_due:
-                await self._server_clock.sync()
+            await self._server_clock.refresh()
             server = store.server_for(store.keys(queue).channel)
             connection = await self._connection(queue, server)
         except (BackendUnavailable, ConnectionLost):
@@ -204,6 +203,8 @@ def _key(call: Reserve) -> tuple[str, str, tuple[str, ...] | None]:
 
 T = TypeVar("T")
 L = TypeVar("L", Settlement, Extension)
+Words: TypeAlias = Callable[[list[T]], Iterable[Word]]
+"""Makes the arguments of a function for some items."""
 
 _NOT_FOUND = -1
 _ERRORS = (JobNotFound, JobNotInflight, LeaseMismatch, LeaseExpired, JobFinished, KeyConflict, JobNotDead)
@@ -216,20 +217,20 @@ def job_error(job_id: str, code: int) -> JobError:
 
 async def ask_items(
     store: RedisStore,
-    function: str,
+    name: str,
     now: Micros,
     items: Sequence[T],
     queues: Sequence[str | None],
-    words: Callable[[list[T]], Iterable[Word]],
+    words: Words[T],
 ) -> list[Any]:
     """Ask the queue of each item about it, in one round trip, and return the answers in order. An item without a queue is not
-    found. `words` makes the arguments for some of the items."""
+    found."""
     groups: dict[str, list[int]] = {}
     for n, queue in enumerate(queues):
         if queue is not None:
             groups.setdefault(queue, []).append(n)
     told = {queue: words([items[n] for n in ns]) for queue, ns in groups.items()}
-    said = await store.ask_queues(function, now, told)
+    said = await store.ask_queues(name, now, told)
     answers: list[Any] = [_NOT_FOUND] * len(queues)
     for queue, (untold, *several) in said.items():
         # No answers mean that all settlements succeeded. `untold` deaths are those that a settlement caused or found.
@@ -255,23 +256,19 @@ async def extend_lease(
 
 
 async def _ask_holders(
-    store: RedisStore,
-    function: str,
-    items: Sequence[L],
-    now: Micros,
-    words: Callable[[Sequence[L]], list[Word]],
+    store: RedisStore, name: str, items: Sequence[L], now: Micros, words: Words[L]
 ) -> list[Any]:
     """Ask the queue of each item, which is part of its token. An item that is not found there is searched for in all queues, so
     that a caller with a wrong token gets the right error."""
     named = [item.token[NONCE_LENGTH:] for item in items]
-    answers = await ask_items(store, function, now, items, named, words)
+    answers = await ask_items(store, name, now, items, named, words)
     if _NOT_FOUND in answers:
         lost = [n for n, answer in enumerate(answers) if answer == _NOT_FOUND]
         # A token of another queue is no lease's: the rest of it must not count there.
         others = [replace(items[n], token="") for n in lost]
         homes = await store.located([item.job_id for item in others])
         queues = [homes.get(item.job_id) for item in others]
-        again = await ask_items(store, function, now, others, queues, words)
+        again = await ask_items(store, name, now, others, queues, words)
         for n, answer in zip(lost, again, strict=True):
             answers[n] = answer
     return answers

@@ -50,6 +50,8 @@ class ChannelListener:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+            self.confirmed.clear()
 
     def listen(self, queues: Sequence[str]) -> float | None:
         options = self._store.options
@@ -59,7 +61,7 @@ class ChannelListener:
         if added:
             self._queues.update(added)
             self._send("SUBSCRIBE", dict(added))
-        if self._task is None:
+        if self._task is None and self._store.is_open:
             self._task = asyncio.create_task(keep_connected(self._listen_once, self._on_lost))
         return None if self.confirmed.issuperset(queues) else options.poll
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from heapq import merge
-from itertools import pairwise
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from itertools import islice, pairwise
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -28,6 +28,7 @@ _PORTION = 1000
 _LOOK = 500
 """Rows that are counted to estimate how full the entries of a stream are."""
 _CUT = 8
+"""The number of pieces into which each piece is cut."""
 _PROBES = 256
 """Places that one call looks at."""
 _MOST_PIECES = 512
@@ -37,17 +38,10 @@ _ROW = layout("ROW")
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
 
-class _LogRow(NamedTuple):
-    """A row with the fields that order it."""
-
-    place: int
-    number: int
-    """The number of the queue."""
-    attempt: Attempt
-
-
-def _rows(page: Sequence[Any], queue: str, number: int, after: int = 0) -> Iterator[_LogRow]:
-    """Return the rows behind a place, from an answer of `log_page` or `job_rows`."""
+def _rows(
+    page: Sequence[Any], queue: str, number: int, after: int = 0, until: int = END
+) -> Iterator[Attempt]:
+    """Return the rows behind a place up to another, from an answer of `log_page` or `job_rows`. `number` is the queue's."""
     after = max(after, page[0])
     for stream_id, value in zip(page[1::2], page[2::2], strict=True):
         last = _place_of(stream_id)
@@ -61,10 +55,10 @@ def _rows(page: Sequence[Any], queue: str, number: int, after: int = 0) -> Itera
             head_at = at + _ROW.size + id_size
             job_id = value[at + _ROW.size : head_at]
             at = head_at + head_size
-            if place <= after:
+            if not after < place <= until:
                 continue
             head = decode_head(value[head_at:at])
-            attempt = Attempt(
+            yield Attempt(
                 seq=place * QUEUES + number % QUEUES,
                 job_id=job_id.decode(),
                 queue=queue,
@@ -84,7 +78,10 @@ def _rows(page: Sequence[Any], queue: str, number: int, after: int = 0) -> Itera
                 error_message=message,
                 payload_size=head.payload_size,
             )
-            yield _LogRow(place, number, attempt)
+
+
+def _place(row: Attempt) -> int:
+    return row.seq // QUEUES
 
 
 def _place_of(stream_id: bytes) -> int:
@@ -102,36 +99,32 @@ async def read_attempts(store: RedisStore, after: str | None, limit: int) -> Att
     begins = {queue: places.get(number, 0) for queue, number in numbers.items()}
     words = {queue: (begin, END, limit) for queue, begin in begins.items()}
     pages = await store.ask_queues("log_page", 0, words)
-    lines = [
-        list(_rows(page, queue, numbers[queue], begins[queue]))
-        for queue, page in pages.items()
-        if len(page) > 1
-    ]
-    rows = (lines[0] if len(lines) == 1 else list(merge(*lines, key=itemgetter(0, 1))))[:limit]
+    lines = [_rows(page, queue, numbers[queue], begins[queue]) for queue, page in pages.items()]
+    rows = list(islice(merge(*lines, key=attrgetter("seq")), limit))
     for row in rows:
-        places[row.number] = row.place
+        places[numbers[row.queue]] = _place(row)
     cursor = ",".join(f"{number}:{place}" for number, place in sorted(places.items()))
-    return AttemptPage([row.attempt for row in rows], cursor)
+    return AttemptPage(rows, cursor)
 
 
 async def job_attempts(store: RedisStore, job_id: str) -> list[Attempt]:
-    queue = (await store.located([job_id])).get(job_id)
-    page = None if queue is None else await store.ask("job_rows", queue, 0, job_id)
+    for queue in (await store.located([job_id])).values():
+        page = await store.ask("job_rows", queue, 0, job_id)
+        if page is not None:
+            return _rows_of(job_id, page, queue, store.numbers[queue])
+    # A removed job no longer points to its rows, so the whole log is read.
     found: list[Attempt] = []
-    if queue is not None and page is not None:
-        found = _rows_of(job_id, page, queue, store.numbers[queue])
-    else:
-        # A removed job no longer points to its rows, so the whole log is read.
-        for name, number in store.numbers.items():
-            place = 0
-            while len(page := await store.ask("log_page", name, 0, place, END, _PORTION)) > 1:
-                found += _rows_of(job_id, page, name, number)
-                place = _place_of(page[-2])
+    for queue, number in store.numbers.items():
+        place = 0
+        while len(page := await store.ask("log_page", queue, 0, place, END, _PORTION)) > 1:
+            found += _rows_of(job_id, page, queue, number)
+            place = _place_of(page[-2])
     return sorted(found, key=attrgetter("seq"))
 
 
 def _rows_of(job_id: str, page: Sequence[Any], queue: str, number: int) -> list[Attempt]:
-    return [row.attempt for row in _rows(page, queue, number) if row.attempt.job_id == job_id]
+    rows = (row for row in _rows(page, queue, number) if row.job_id == job_id)
+    return sorted(rows, key=attrgetter("seq"))
 
 
 # -- one queue, in bulk -----------------------------------------------------------------------------------------
@@ -155,42 +148,28 @@ async def read_log(store: RedisStore, stream: str, after: int, until: int, limit
     if number is None:
         number = (await store.queues()).get(stream, 0)
     page = await store.ask("log_page", stream, 0, after, until, limit)
-    found = [row for row in _rows(page, stream, number, after) if row.place <= until][:limit]
-    return LogPage([row.attempt for row in found], found[-1].place if len(found) == limit else until)
+    rows = list(islice(_rows(page, stream, number, after, until), limit))
+    return LogPage(rows, _place(rows[-1]) if len(rows) == limit else until)
 
 
 async def split_log(store: RedisStore, stream: str, after: int, until: int, rows: int) -> list[int]:
     """Split a log. A stream cannot tell how many rows are between two of its ids. So it is cut at equal distances of time,
     repeatedly, and pieces without rows are left out. Each remaining piece counts the same."""
     page = await store.ask("log_page", stream, 0, after, until, _LOOK)
-    found = [row.place for row in _rows(page, stream, 0, after) if row.place <= until]
-    count = len(found)
+    rows_seen = list(_rows(page, stream, 0, after, until))
+    count = len(rows_seen)
     if count >= _LOOK:
         count = count * await store.command("XLEN", store.keys(stream)["attempts"]) // (len(page) // 2)
     wanted = min(_MOST_PIECES, count // rows)
     if wanted < 2:
         return []
-    pieces = [(found[0] - 1, until)]
+    pieces = [(_place(rows_seen[0]) - 1, until)]
     while len(pieces) < 2 * wanted and pieces[0][1] - pieces[0][0] > _CUT:
-        finer = [cut for low, high in pieces for cut in pairwise(_cut(low, high))]
-        pieces = await _with_rows(store, stream, finer)
+        cuts = [[low + (high - low) * n // _CUT for n in range(_CUT + 1)] for low, high in pieces]
+        finer = [piece for edges in cuts for piece in pairwise(edges)]
+        firsts: list[int] = []
+        for start in range(0, len(finer), _PROBES):
+            lows = [low for low, _ in finer[start : start + _PROBES]]
+            firsts += await store.ask("log_probe", stream, 0, *lows)
+        pieces = [piece for piece, first in zip(finer, firsts, strict=True) if 0 < first <= piece[1]]
     return sorted({pieces[len(pieces) * n // wanted][0] for n in range(1, wanted)} - {after})
-
-
-def _cut(low: int, high: int) -> list[int]:
-    return [low + (high - low) * n // _CUT for n in range(_CUT + 1)]
-
-
-async def _with_rows(
-    store: RedisStore, queue: str, pieces: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Return the pieces that hold rows."""
-    found: list[int] = []
-    for start in range(0, len(pieces), _PROBES):
-        places = [low for low, _ in pieces[start : start + _PROBES]]
-        found += await store.ask("log_probe", queue, 0, *places)
-    return [
-        piece
-        for piece, first, last in zip(pieces, found[::2], found[1::2], strict=True)
-        if last > 0 and first <= piece[1]
-    ]

@@ -89,7 +89,7 @@ async def purge(store: RedisStore, selection: JobFilter, limit: int) -> int:
 
 
 async def prune_queues(store: RedisStore, now: Micros, limit: int) -> int:
-    keeps = [kept_for(keep) for keep in msgspec.structs.astuple(QueueSettings())[-3:]]
+    keeps = msgspec.structs.astuple(QueueSettings())[-3:]
     jobs = rows = 0
     for queue in list(await store.queues()):
         jobs_gone, rows_gone = await store.ask("prune", queue, now, limit - jobs, limit - rows, *keeps)
@@ -105,15 +105,11 @@ async def configure(store: RedisStore, queue: str, settings: QueueSettings, now:
     values: list[Word] = []
     for name, value in msgspec.structs.asdict(settings).items():
         if name.startswith("keep_"):
-            values += (name, kept_for(value))
+            values += (name, "ever" if value is None else value)
         elif value is not None:
             values += (name, int(value) if isinstance(value, bool) else value)
     await store.register([queue])
     await store.ask("configure", queue, now, *values)
-
-
-def kept_for(keep: Micros | None) -> Word:
-    return "ever" if keep is None else keep
 
 
 async def settings(store: RedisStore, queue: str) -> QueueSettings:

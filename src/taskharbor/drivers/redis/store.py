@@ -25,8 +25,6 @@ from taskharbor.jobs import SECOND, Micros
 
 log = logging.getLogger("taskharbor.redis")
 
-OLDEST = (7, 0)
-HAS_WAITAOF = (7, 2)
 _REDIRECTS = 5
 """The most redirections of a command in a cluster. A slot that has moved costs one."""
 
@@ -68,8 +66,14 @@ class RedisStore:
         self._watching: asyncio.Task[None] | None = None
         self._last_heard: Sequence[bytes] = ()
 
+    @property
+    def is_open(self) -> bool:
+        return self._server is not None or self.cluster is not None
+
     async def open(self) -> None:
-        """Connect. Refuses a server that cannot keep jobs, and a store with another layout."""
+        """Connect. Refuses a server that cannot keep jobs, and a store with another layout. Opening twice is harmless."""
+        if self.is_open:
+            return
         try:
             await self._connect()
             await self.queues()
@@ -114,7 +118,9 @@ class RedisStore:
         if self.cluster is not None:
             return self.cluster.server_for(key)
         if self._server is None:
-            raise BackendUnavailable(f"{self.options.place}: this handle is not open")
+            raise BackendUnavailable(
+                f"{self.options.place} is not open: await open() first, or use `async with`"
+            )
         return self._server
 
     # -- calls and commands -------------------------------------------------------------------------------
@@ -271,9 +277,9 @@ def check(info: dict[str, str], options: RedisOptions, place: str) -> None:
     """Refuse a server that cannot keep jobs, or that lacks a feature that the URL asks for."""
     numbers = re.findall(r"\d+", info.get("redis_version", ""))[:2]
     version, said = tuple(map(int, numbers)), ".".join(numbers)
-    if version < OLDEST:
+    if version < (7, 0):
         raise InvalidRequest(f"{place}: Redis {said} is too old: 7.0 or newer is needed")
-    if options.wait_aof is not None and version < HAS_WAITAOF:
+    if options.wait_aof is not None and version < (7, 2):
         raise InvalidRequest(f"{place}: wait_aof needs Redis 7.2, this is {said}: use wait_replicas")
     policy = info.get("maxmemory_policy", "noeviction")
     # Policies that only remove keys with a time to live do no harm: the keys of jobs have none.

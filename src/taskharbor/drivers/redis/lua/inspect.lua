@@ -105,10 +105,7 @@ define('stats', {'allow-oom'}, function(keys, args)
     call('ZCOUNT', waiting, '(' .. args[2], '+inf'),
     call('ZCOUNT', waiting, '(0', args[2]),
     call('ZCOUNT', waiting, '-inf', '(0'),
-    call('ZCARD', active),
-    call('ZCARD', done),
-    call('ZCARD', dead),
-    call('ZCARD', cancelled),
+    call('ZCARD', active), call('ZCARD', done), call('ZCARD', dead), call('ZCARD', cancelled),
   }
   local totals = call('HMGET', meta, 'done_total', 'dead_total', 'cancelled_total')
   return {is_known and 1 or 0, call('HGETALL', settings), counts, totals, head_run_at or false}
@@ -149,14 +146,12 @@ end)
 --
 -- KEYS    the queue's
 -- ARGV    1, 2 unused, then numbers of rows
--- result  per number the first and the last number of the entry that holds the next row behind it; 0, 0 if there is none
+-- result  per number the first number of the entry that holds the next row behind it; 0 if there is none
 define('log_probe', {'no-writes'}, function(keys, args)
   local answer = {}
   for n = 3, #args do
     local found = call('XRANGE', attempts, '(' .. args[n], '+', 'COUNT', 1)[1]
-    local last = found and number_in(found[1]) or 0
-    answer[#answer + 1] = found and last - rows_in(found[2][2]) + 1 or 0
-    answer[#answer + 1] = last
+    answer[#answer + 1] = found and number_in(found[1]) - rows_in(found[2][2]) + 1 or 0
   end
   return answer
 end)

@@ -10,13 +10,9 @@ local function apply_update(target, source, flags)
     old[TYPE], old[BODY_SIZE], old[PAYLOAD_SIZE] = new[TYPE], new[BODY_SIZE], new[PAYLOAD_SIZE]
     target.rest = content(source)
   end
-  if how == 'yes' then
-    old[RUN_AT] = new[RUN_AT]
-  elseif how == 'later' then
-    old[RUN_AT] = math.max(old[RUN_AT], new[RUN_AT])
-  elseif how == 'earlier' then
-    old[RUN_AT] = math.min(old[RUN_AT], new[RUN_AT])
-  end
+  if how == 'yes' then old[RUN_AT] = new[RUN_AT] end
+  if how == 'later' then old[RUN_AT] = math.max(old[RUN_AT], new[RUN_AT]) end
+  if how == 'earlier' then old[RUN_AT] = math.min(old[RUN_AT], new[RUN_AT]) end
   if is_retry then
     old[MAX_ATTEMPTS], old[MAX_STALLS] = new[MAX_ATTEMPTS], new[MAX_STALLS]
     set_more(target, BACKOFF_MIN, more(source, BACKOFF_MIN) or nil)
@@ -53,9 +49,9 @@ end
 
 -- Acceptance of a new job, from any caller.
 
-local function lead_here(idempotency_key, job, is_own)
+-- Another job's idempotency key leads to this one.
+local function lead_here(idempotency_key, job)
   call('HSET', accepted, idempotency_key, job.id)
-  if is_own then return end
   local others = call('HGET', led_here, job.id)
   others = others and cmsgpack.unpack(others) or {}
   others[#others + 1] = idempotency_key
@@ -73,13 +69,13 @@ local function accept(job)
     if other then
       local waits = load(waiting_job, other)
       update_waiting(waits, job, flags)
-      if idempotency_key then lead_here(idempotency_key, waits, false) end
+      if idempotency_key then lead_here(idempotency_key, waits) end
       return other
     end
     call('HSET', waiting_key, key, job.id)
   end
   call('ZADD', jobs, job.seq, job.id)
-  if idempotency_key then lead_here(idempotency_key, job, true) end
+  if idempotency_key then call('HSET', accepted, idempotency_key, job.id) end
   if key and call('HEXISTS', active_key, key) == 1 then
     set_more(job, UPDATE, flags)
     block(job)

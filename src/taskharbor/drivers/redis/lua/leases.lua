@@ -42,7 +42,7 @@ local function end_lease(job, outcome, state, failure)
   local ended_at = math.max(now, job.reserved_at)
   note_end(math.min(ended_at, job.expires_at))
   append_row(job, outcome, state, ended_at, failure)
-  call('ZREM', active, active_member(job.id, job.worker))
+  call('ZREM', active, job.id .. behind_id(job.worker))
   call('HDEL', active_job, job.id)
   if head[KEY] then call('HDEL', active_key, head[KEY]) end
   if more(job, PROGRESS) then
@@ -130,19 +130,10 @@ local LATE = {
 local function expire(job)
   local head = job.head
   head[STALLS] = head[STALLS] + 1
-  local state = waiting_state(head[RUN_AT])
-  if more(job, CANCEL_REQUESTED) then
-    state = CANCELLED
-  elseif is_spent(head) then
-    state = DEAD
-  end
+  local state = more(job, CANCEL_REQUESTED) and CANCELLED or is_spent(head) and DEAD or waiting_state(head[RUN_AT])
   local ended_at = end_lease(job, EXPIRED, state, LATE)
   if state == DEAD then set_last_error(job, LATE) end
-  if state == DEAD or state == CANCELLED then
-    finish(job, state, ended_at)
-  else
-    go_back(job)
-  end
+  if state == DEAD or state == CANCELLED then finish(job, state, ended_at) else go_back(job) end
 end
 
 -- End up to `limit` expired leases, in portions. Returns their number.

@@ -168,10 +168,9 @@ end
 -- Take the next jobs of these types (without types: of any type) out of their lines, up to `limit`. Returns their ids, in order.
 local function take(named, limit)
   local lines = lines_of(named, limit)
-  local ids = #lines == 1 and take_in_a_row(lines[1], limit)
-  if ids then return ids end
-  local members
-  members, ids = first_in_line(lines, limit)
+  local in_a_row = #lines == 1 and take_in_a_row(lines[1], limit)
+  if in_a_row then return in_a_row end
+  local members, ids = first_in_line(lines, limit)
   call_with('ZREM', ready, members)
   local empty = {}
   for _, line in ipairs(lines) do

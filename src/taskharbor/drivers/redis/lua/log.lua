@@ -18,11 +18,8 @@ local function close_entry()
   local number = string.format('%.0f', next_row - 1)
   parts[1] = struct.pack(ENTRY, of_end, of_outcome, of_state, rows_in_entry, #of_error, #of_lease)
   call('XADD', attempts, number, 'r', table.concat(parts))
-  if of_end < highest_end then
-    call('ZADD', late, of_end, number)
-  else
-    highest_end = of_end
-  end
+  if of_end < highest_end then call('ZADD', late, of_end, number .. '-0') end
+  highest_end = math.max(highest_end, of_end)
 end
 
 local function open_entry(lease, outcome, state, ended_at, error)

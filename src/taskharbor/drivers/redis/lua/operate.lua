@@ -45,17 +45,13 @@ end)
 -- ARGV    1 channel, 2 now, then the ids
 -- result  {0, per id its state or an error}
 define('requeue', {'allow-oom'}, function(keys, args)
-  -- An earlier try of this call may have made it ready.
-  local function was_requeued(job)
-    local head = job.head
-    return is_again and head[RUN_AT] == now and head[ATTEMPTS] == 0 and head[STALLS] == 0
-  end
-
   return answer_each(args, 3, 1, function(id)
     local job = load(finished_job, id)
     if not job then
       job = load(waiting_job, id)
-      if job and was_requeued(job) then return job.state end
+      local head = job and job.head
+      -- An earlier try of this call may have requeued it.
+      if is_again and head and head[RUN_AT] == now and head[ATTEMPTS] + head[STALLS] == 0 then return job.state end
       return (job or call('HEXISTS', active_job, id) == 1) and NOT_DEAD or NOT_FOUND
     end
     if job.state ~= DEAD then return NOT_DEAD end
@@ -68,11 +64,7 @@ define('requeue', {'allow-oom'}, function(keys, args)
     local is_blocked = key and call('HEXISTS', active_key, key) == 1
     append_row(job, REQUEUED, is_blocked and BLOCKED or READY, now)
     if key then call('HSET', waiting_key, key, id) end
-    if is_blocked then
-      block(job)
-      return BLOCKED
-    end
-    line_up(job)
-    return READY
+    if is_blocked then block(job) else line_up(job) end
+    return job.state
   end)
 end)

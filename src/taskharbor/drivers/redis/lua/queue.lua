@@ -18,7 +18,7 @@ local led_here       -- hash    job id -> idempotency keys that led to it and ar
 local settings       -- hash    the operator's settings
 local meta           -- hash    counters and high-water marks
 local attempts       -- stream  the attempt log
-local late           -- zset    number of a log row -> its end, of rows that ended before a row in front of them
+local late           -- zset    id of an entry of the log -> its end, of rows that ended before a row in front of them
 local outbox         -- list    dead jobs that the failure queue has yet to be told of
 local repeated       -- zset    name of a call that was sent again -> when
 local notify         -- stream  one entry, the number of the queue's last move, for blocking claims

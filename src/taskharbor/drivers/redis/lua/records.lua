@@ -52,18 +52,10 @@ local function more(job, name)
 end
 
 local function set_more(job, name, value)
-  local map = job.head[MORE]
-  if value ~= nil then
-    if not map then
-      map = {}
-      job.head[MORE] = map
-    end
-    map[name] = value
-  elseif map then
-    map[name] = nil
-    -- An empty table would be packed as an array.
-    if next(map) == nil then job.head[MORE] = false end
-  end
+  local map = job.head[MORE] or {}
+  map[name] = value
+  -- An empty table would be packed as an array.
+  job.head[MORE] = next(map) ~= nil and map
 end
 
 -- Body and payload, without the tail.
@@ -71,21 +63,12 @@ local function content(job)
   return string.sub(job.rest, 1, job.head[BODY_SIZE] + job.head[PAYLOAD_SIZE])
 end
 
--- Return true if one of these ids must be escaped to be part of a member.
-local function is_one_special(ids)
-  local all = table.concat(ids)
-  return (string.find(all, ':', 1, true) or string.find(all, '%', 1, true)) ~= nil
-end
-
--- A member of `active`: id, colon, worker. A colon in an id is escaped, so that it is not taken for the one behind it.
-local function active_member(id, worker)
-  if string.find(id, ':', 1, true) or string.find(id, '%', 1, true) then
-    id = string.gsub(id, '[%%:]', {['%'] = '%25', [':'] = '%3A'})
-  end
-  return id .. ':' .. worker
+-- A member of `active` is an id and what this returns: a colon and the worker's name. A colon in the name is escaped, so the last
+-- colon of a member is the one behind the id.
+local function behind_id(worker)
+  return ':' .. string.gsub(worker, ':', '%%3A')
 end
 
 local function id_in(member)
-  local id = string.match(member, '^([^:]*):')
-  return (string.gsub(id, '%%(%x%x)', function(code) return string.char(tonumber(code, 16)) end))
+  return string.match(member, '^(.*):')
 end

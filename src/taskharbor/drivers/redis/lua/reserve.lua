@@ -82,7 +82,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
     local granted = struct.pack(LEASE, INFLIGHT, expires_at, reserved_at, #worker) .. worker .. token
     local deadline = string.format('%.0f', expires_at)
     local stored, leases = {}, {}
-    local behind_id = not is_one_special(ids) and ':' .. worker
+    local member_end = behind_id(worker)
     for n = 1, #ids do
       local id, value = ids[n], values[n]
       -- The key is now held by the inflight job. Plain jobs have no key.
@@ -92,7 +92,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
         call('HSET', active_key, key, id)
       end
       stored[2 * n - 1], stored[2 * n] = id, granted .. value
-      leases[2 * n - 1], leases[2 * n] = deadline, behind_id and id .. behind_id or active_member(id, worker)
+      leases[2 * n - 1], leases[2 * n] = deadline, id .. member_end
       answer[FIRST + 2 * n - 1], answer[FIRST + 2 * n] = id, value
     end
     answer[4], answer[5] = reserved_at, expires_at
@@ -115,8 +115,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
   answer[1] = call('LLEN', outbox)
   if #answer < FIRST + 2 * limit then
     -- A caller that gets fewer jobs than it asked for waits next. Older changes need not wake it.
-    answer[2] = moves
-    answer[3] = next_due(args[2])
+    answer[2], answer[3] = moves, next_due(args[2])
   end
   return answer
 end)
@@ -143,7 +142,7 @@ define('extend', {'allow-oom'}, function(keys, args)
     end
     if until_then > job.expires_at then
       job.expires_at = until_then
-      call('ZADD', active, 'XX', until_then, active_member(id, job.worker))
+      call('ZADD', active, 'XX', until_then, id .. behind_id(job.worker))
     end
     call('HSET', active_job, id, packed(job))
     return {job.expires_at, more(job, CANCEL_REQUESTED) and 1 or 0}

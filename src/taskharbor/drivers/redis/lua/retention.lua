@@ -100,10 +100,7 @@ define('prune', {'allow-oom'}, function(keys, args)
       if #due > 0 then
         call('XDEL', attempts, unpack(due))
         note_trimmed(number_in(due[#due]))
-        if call('EXISTS', late) == 1 then
-          for n = 1, #due do due[n] = string.match(due[n], '^%d+') end
-          call('ZREM', late, unpack(due))
-        end
+        call('ZREM', late, unpack(due))
       end
       if #due < #found or #found == 0 then break end
     end
@@ -113,11 +110,11 @@ define('prune', {'allow-oom'}, function(keys, args)
   -- Each of these rows has its own entry.
   local function prune_late(ended_by, limit)
     if limit <= 0 then return 0 end
-    local numbers = call('ZRANGEBYSCORE', late, '-inf', ended_by, 'LIMIT', 0, limit)
-    call_with('XDEL', attempts, numbers)
-    call_with('ZREM', late, numbers)
-    for n = 1, #numbers do note_trimmed(tonumber(numbers[n])) end
-    return #numbers
+    local places = call('ZRANGEBYSCORE', late, '-inf', ended_by, 'LIMIT', 0, limit)
+    call_with('XDEL', attempts, places)
+    call_with('ZREM', late, places)
+    for n = 1, #places do note_trimmed(number_in(places[n])) end
+    return #places
   end
 
   local most = tonumber(args[3])

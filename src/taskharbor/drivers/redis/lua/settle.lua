@@ -26,10 +26,9 @@ define('settle', {'allow-oom'}, function(keys, args)
   end
 
   -- The last stored lease and the last front. Those of a batch are mostly the same.
-  local lease, lease_size, expires_at, reserved_at, logged_lease, lease_token, worker = nil, 0, nil, nil, nil, nil, nil
+  local lease, lease_size, expires_at, reserved_at, logged_lease, lease_token, member_end = nil, 0, nil, nil, nil, nil, nil
   local ended_at, digits = nil, nil
   local front, front_fence, front_row, front_head = nil, nil, nil, nil
-  local is_id_special
 
   local function look_at_lease(value)
     local _, worker_size, at
@@ -39,7 +38,7 @@ define('settle', {'allow-oom'}, function(keys, args)
     lease = sub(value, 1, lease_size)
     logged_lease = sub(value, 1, token_at - 1)
     lease_token = sub(value, token_at, lease_size)
-    worker = sub(value, at, token_at - 1)
+    member_end = behind_id(sub(value, at, token_at - 1))
     ended_at = math.max(now, reserved_at)
     digits = string.format('%.0f', ended_at)
     front = nil
@@ -60,7 +59,7 @@ define('settle', {'allow-oom'}, function(keys, args)
     end
     local n = #acked + 1
     acked[n] = id
-    members[n] = is_id_special and active_member(id, worker) or id .. ':' .. worker
+    members[n] = id .. member_end
     stored[2 * n - 1], stored[2 * n] = id, front .. sub(value, head_at)
     ends[2 * n - 1], ends[2 * n] = digits, id
     if max_inflight then is_stirred = true end
@@ -85,28 +84,21 @@ define('settle', {'allow-oom'}, function(keys, args)
     go_back(job)
   end
 
+  local ENDS = {ack = {OUTCOME_DONE, DONE}, fail = {OUTCOME_DEAD, DEAD}, discard = {OUTCOME_CANCELLED, CANCELLED}}
+
   local function apply(job, settlement)
     local kind = settlement.type
-    if kind == 'ack' then
-      local ended_at = end_lease(job, OUTCOME_DONE, DONE)
-      if settlement.result then
-        job.rest = job.rest .. settlement.result
-        set_more(job, RESULT, true)
-      end
-      finish(job, DONE, ended_at)
-    elseif kind == 'retry' then
-      send_back(job, RETRIED, settlement.run_at_us, settlement)
-    elseif kind == 'fail' then
-      local ended_at = end_lease(job, OUTCOME_DEAD, DEAD, settlement.error)
-      record_failure(job, settlement)
-      finish(job, DEAD, ended_at)
-    elseif kind == 'release' then
-      send_back(job, RELEASED, settlement.run_at_us or job.head[RUN_AT], settlement)
-    else
-      local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, settlement.reason)
-      if settlement.reason then set_last_error(job, settlement.reason) end
-      finish(job, CANCELLED, ended_at)
+    if kind == 'retry' then return send_back(job, RETRIED, settlement.run_at_us, settlement) end
+    if kind == 'release' then return send_back(job, RELEASED, settlement.run_at_us or job.head[RUN_AT], settlement) end
+    local outcome, state = unpack(ENDS[kind])
+    local ended_at = end_lease(job, outcome, state, settlement.error or settlement.reason)
+    if settlement.error then record_failure(job, settlement) end
+    if settlement.reason then set_last_error(job, settlement.reason) end
+    if settlement.result then
+      job.rest = job.rest .. settlement.result
+      set_more(job, RESULT, true)
     end
+    finish(job, state, ended_at)
   end
 
   -- The job already has the state that the settlement would give it. That is a success, whatever the token.
@@ -156,7 +148,6 @@ define('settle', {'allow-oom'}, function(keys, args)
     others[tonumber(args[n])] = args[n + 1] == '' and {type = 'ack', result = args[n + 2]} or cmsgpack.unpack(args[n + 1])
   end
   local values = call_with('HMGET', active_job, ids)
-  is_id_special = is_one_special(ids)
   local codes, seen, is_all_ok = {}, {}, true
   for n = 1, count do
     local id, value = ids[n], values[n]
