@@ -12,7 +12,7 @@ from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, JobFilter
 from taskharbor.drivers.redis import RedisDriver
 from taskharbor.drivers.redis.library import LIBRARY
 from taskharbor.drivers.redis.store import keys_of
-from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState
+from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState, Micros
 from taskharbor_testkit.servers import (
     FaultProxy,
     RedisAt,
@@ -60,6 +60,10 @@ class Shelf:
 
     async def settle(self, *settlements: Ack | RetryAt | Fail | Release | Discard) -> None:
         assert await self.driver.settle(settlements, now=self.now) == [None] * len(settlements)
+
+    async def beat(self, job: JobRecord, progress: bytes | None = None, *, lease_for: Micros = LEASE) -> None:
+        beat = Extension(job.id, token(job), progress)
+        await self.driver.extend_lease([beat], lease_for=lease_for, now=self.now)
 
     async def get(self, job_id: str) -> JobRecord:
         (job,) = await self.driver.get([job_id], now=self.now)

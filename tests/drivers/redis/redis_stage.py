@@ -1,13 +1,12 @@
-"""What the tests of connections share: functions of their own, and a way to wait for something without sleeping."""
+"""What the tests of connections share: functions of their own, and somebody who waits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -18,11 +17,7 @@ from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor_testkit.servers import RedisServer
-
-T = TypeVar("T")
-
-PATIENCE = 30.0
+from worker.stage import PATIENCE, eventually
 
 STAGE = Library(
     TEXT
@@ -38,24 +33,13 @@ define('stir', {}, function(keys, args)
   return redis.call('PUBLISH', args[1], redis.call('HINCRBY', keys[1], 'moves', 1))
 end)
 define('read_two', {'no-writes'}, function(keys, args) return redis.call('MGET', keys[1], keys[2]) end)
-define('echo', {}, function(keys, args) return {args[1], #keys, false, {keys[1]}} end)
 define('fail', {}, function(keys, args) return redis.error_reply(args[1]) end)
 define('nothing', {}, function() return 'was there' end)
 define('endless', {}, function(keys, args) while true do end end)
 """
 )
-"""The driver's own functions, and some for tests."""
-COUNT = "count"
-"""Not safe to repeat, so that a repetition is seen."""
-READ = "read"
-ONCE = "once"
-"""Recognises on its repetition what the first try did."""
-
-
-def load_stage(server: RedisServer) -> None:
-    """So that the first request for a function is the one that runs it."""
-    if not server.execute("FUNCTION", "LIST", "LIBRARYNAME", STAGE.name):
-        server.execute("FUNCTION", "LOAD", STAGE.source)
+"""The driver's own functions, and some for tests. `count` is not safe to repeat, so that a repetition is seen. `once` recognises
+on its repetition what the first try did."""
 
 
 def call(function: str, key: str, *args: Any) -> list[RedisCall]:
@@ -85,25 +69,11 @@ async def insist(connections: RedisStore, key: str) -> int:
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
-                (answer,) = await connections.run(call(COUNT, key, 1))
+                (answer,) = await connections.run(call("count", key, 1))
             except BackendUnavailable:
                 await asyncio.sleep(0.01)
                 continue
             return int(answer)
-
-
-async def soon(waited_for: Awaitable[T]) -> T:
-    """Nothing is asserted of how long it takes, but that it ends."""
-    async with asyncio.timeout(PATIENCE):
-        return await waited_for
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Ask until it is so, with the event loop running in between."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        await asyncio.sleep(0.001)
 
 
 @contextlib.contextmanager
@@ -143,7 +113,7 @@ class Waits:
         while waiting is None or waiting.done():
             await self.quiet(*queues)
             waiting = asyncio.create_task(self(*queues))
-            await until(partial(self._is_asleep, waiting, *queues), "it waits")
+            await eventually(partial(self._is_asleep, waiting, *queues))
         return waiting
 
     def _is_asleep(self, waiting: asyncio.Task[bool], *queues: str) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from drivers.redis.redis_shelf import token
-from drivers.redis.redis_stage import PATIENCE, soon, until
 from needing import Entered
 from records import NOW, make_record, present
 from taskharbor import Harbor
@@ -20,6 +19,7 @@ from taskharbor.drivers.redis.driver import RedisDriver
 from taskharbor.drivers.redis.store import keys_of
 from taskharbor.jobs import SECOND, JobRecord, JobState
 from taskharbor_testkit.servers import RedisServer
+from worker.stage import PATIENCE, eventually, finish
 
 LEASE = 60 * SECOND
 
@@ -47,7 +47,7 @@ class Claimer:
         """A claim that the server holds."""
         assert await self.reserve() == []
         claim = asyncio.create_task(self.block())
-        await until(lambda: blocked_clients(self.server) >= count, "a claim blocks")
+        await eventually(lambda: blocked_clients(self.server) >= count)
         return claim
 
     def enqueue_behind_its_back(self) -> None:
@@ -91,7 +91,7 @@ def it(server: RedisServer) -> Entered:
 async def test_a_job_wakes_it_and_comes_with_the_answer(it: Claimer) -> None:
     claim = await it.blocked()
     await it.other.enqueue([make_record("a")], now=NOW)
-    (job,) = present(await soon(claim))
+    (job,) = present(await finish(claim))
     assert (job.id, job.state) == ("a", JobState.INFLIGHT)
     reserved_at = present(job.reserved_at_us)
     assert NOW <= reserved_at < NOW + 3600 * SECOND, "the caller's clock, and not the server's"
@@ -106,14 +106,14 @@ async def test_room_wakes_it_and_limits_hold(it: Claimer) -> None:
     (held,) = await it.other.reserve("q", limit=9, lease_for=LEASE, now=NOW, worker="x")
     claim = await it.blocked()
     await it.other.ack("a", token(held), now=NOW)
-    assert [job.id for job in present(await soon(claim))] == ["b"]
+    assert [job.id for job in present(await finish(claim))] == ["b"]
 
 
 async def test_time_alone_wakes_it(it: Claimer) -> None:
     due = NOW + SECOND // 10
     await it.other.enqueue([make_record("a", run_at_us=due)], now=NOW)
     assert await it.reserve() == []
-    (job,) = present(await soon(it.block()))
+    (job,) = present(await finish(it.block()))
     assert present(job.reserved_at_us) >= due
     assert await it.reserve() == []
     assert await it.block(timeout=0.01) == [], "time is up"
@@ -138,7 +138,7 @@ async def test_one_job_goes_to_one_blocking_claim(it: Claimer) -> None:
     async with claimer(it.server, it.server.url) as another:
         claims = [await it.blocked(), await another.blocked(count=2)]
         await it.other.enqueue([make_record("a")], now=NOW)
-        found = await soon(asyncio.gather(*claims))
+        found = await finish(asyncio.gather(*claims))
     assert sorted(len(present(jobs)) for jobs in found) == [0, 1]
 
 
@@ -166,7 +166,7 @@ async def test_a_connection_that_breaks_meanwhile_loses_nothing(it: Claimer, has
             line.abort("cut")
     else:
         it.server.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    assert await soon(claim) is None
+    assert await finish(claim) is None
     if not has_leased:
         await it.other.enqueue([make_record("a")], now=NOW)
     assert await it.reserve() == ["a"]
@@ -176,7 +176,7 @@ async def test_a_server_that_forgot_the_functions_is_asked_by_other_means(it: Cl
     claim = await it.blocked()
     it.server.execute("FUNCTION", "FLUSH")
     it.server.execute("XADD", keys_of("", "q")["notify"], "99-0", "m", "")
-    assert await soon(claim) is None
+    assert await finish(claim) is None
     await it.other.enqueue([make_record("a")], now=NOW)
     assert await it.reserve() == ["a"]
 
@@ -243,7 +243,7 @@ def test_an_idle_worker_makes_blocking_claims(server: RedisServer) -> None:
     running.start()
     try:
         for _ in range(3):
-            asyncio.run(until(lambda: blocked_clients(server) > 0, "the worker blocks"))
+            asyncio.run(eventually(lambda: blocked_clients(server) > 0))
             ran.clear()
             hello.enqueue()
             assert ran.wait(PATIENCE)

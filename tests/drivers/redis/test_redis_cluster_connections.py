@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from drivers.redis.redis_stage import COUNT, ONCE, READ, Waits, call, connected, insist, refused, soon
+from drivers.redis.redis_stage import Waits, call, connected, insist, refused
 from needing import REDIS_VERSIONS, Entered
 from taskharbor.drivers.redis.library import RedisCall
 from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor_testkit.servers import RedisCluster, RedisServer, shared_redis
+from worker.stage import finish
 
 pytestmark = pytest.mark.xdist_group("redis cluster")  # It is started once.
 
@@ -50,7 +51,7 @@ def test_slots_are_reckoned_as_the_server_does(cluster: RedisCluster) -> None:
 
 async def test_calls_for_several_nodes_are_answered_in_order(connections: RedisStore) -> None:
     assert len({connections.server_for(key) for key in FAR_APART}) == 3
-    answers = await connections.run([RedisCall(COUNT, [key], (1,)) for key in FAR_APART * 2])
+    answers = await connections.run([RedisCall("count", [key], (1,)) for key in FAR_APART * 2])
     assert answers == [1, 1, 1, 2, 2, 2]
     assert await connections.commands([("GET", key) for key in FAR_APART]) == [b"2"] * 3
     assert len(await connections.command("TIME")) == 2
@@ -70,7 +71,7 @@ async def test_nodes_that_do_not_answer_are_passed_over_when_the_store_is_opened
     cluster: RedisCluster,
 ) -> None:
     async with connected(cluster.url.replace("://", "://127.0.0.1:1,", 1)) as connections:
-        assert await connections.run(call(READ, "{a}:nothing")) == [None]
+        assert await connections.run(call("read", "{a}:nothing")) == [None]
 
 
 async def test_functions_that_nodes_forgot_are_brought_again(
@@ -79,7 +80,7 @@ async def test_functions_that_nodes_forgot_are_brought_again(
     for expected in (1, 2):
         for node in cluster.nodes:
             node.execute("FUNCTION", "FLUSH")
-        answers = await connections.run([RedisCall(COUNT, [key], (1,)) for key in FAR_APART])
+        answers = await connections.run([RedisCall("count", [key], (1,)) for key in FAR_APART])
         assert answers == [expected] * 3
 
 
@@ -87,9 +88,9 @@ async def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(
     cluster: RedisCluster, connections: RedisStore, route: tuple[RedisServer, RedisServer]
 ) -> None:
     source, target = route
-    await connections.run(call(COUNT, "{a}:n", 1))
+    await connections.run(call("count", "{a}:n", 1))
     cluster.move("{a}:n", target)
-    assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
+    assert await connections.run(call("count", "{a}:n", 1)) == [2]
     assert str(connections.server_for("{a}:n").address) == f"127.0.0.1:{target.port}"
     cluster.move("{a}:n", source)
     assert await connections.command("GET", "{a}:n") == b"2"
@@ -100,13 +101,13 @@ async def test_a_queue_on_its_way_is_asked_for_where_it_goes(
 ) -> None:
     cluster.begin_move("{a}:n", route[1])
     # Nothing of it is left at the source: the server there says ASK.
-    assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
+    assert await connections.run(call("count", "{a}:n", 1)) == [1]
     assert await connections.command("GET", "{a}:n") == b"1"
     # Some of its keys are there and some are not: the server says TRYAGAIN.
     with pytest.raises(BackendUnavailable, match="being moved"):
         await connections.run([RedisCall("read_two", ["{a}:n", "{a}:other"], ())])
     cluster.move("{a}:n", route[1])
-    assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
+    assert await connections.run(call("count", "{a}:n", 1)) == [2]
 
 
 async def test_a_lost_answer_of_one_node_repeats_only_its_calls(
@@ -123,7 +124,7 @@ async def test_a_lost_answer_of_one_node_repeats_only_its_calls(
 
     # The request is on its way to this node, and its answer never comes.
     monkeypatch.setattr(shared, "ask", ask_and_break)
-    answers = await soon(connections.run([RedisCall(ONCE, [key], ()) for key in FAR_APART]))
+    answers = await finish(connections.run([RedisCall("once", [key], ()) for key in FAR_APART]))
     assert answers[1:] == [b"done", b"done"]
     assert answers[0] in (b"done", b"recognised")
     assert [int(cluster.node_of(key).execute("GET", key)) for key in FAR_APART] == [1, 1, 1]
@@ -131,8 +132,8 @@ async def test_a_lost_answer_of_one_node_repeats_only_its_calls(
 
 async def test_a_failing_call_does_not_keep_the_others_from_being_done(connections: RedisStore) -> None:
     with pytest.raises(TaskHarborError, match="no"):
-        await connections.run([*call("fail", FAR_APART[0], "ERR no"), *call(COUNT, FAR_APART[1], 1)])
-    assert await connections.run(call(READ, FAR_APART[1])) == [b"1"]
+        await connections.run([*call("fail", FAR_APART[0], "ERR no"), *call("count", FAR_APART[1], 1)])
+    assert await connections.run(call("read", FAR_APART[1])) == [b"1"]
 
 
 # -- waking -------------------------------------------------------------------------------------------------
@@ -150,14 +151,14 @@ async def test_one_who_waits_hears_of_queues_on_all_nodes_also_of_one_that_has_m
         for queue in ("a", "b", "c"):
             waiting = await waits.asleep("a", "b", "c")
             await stir(queue)
-            assert await soon(waiting)
+            assert await finish(waiting)
         await waits.quiet("a", "b", "c")
         cluster.move("{a}:n", route[1])
         await stir("a")
-        assert await soon(waits("a", "b", "c"))
+        assert await finish(waits("a", "b", "c"))
         waiting = await waits.asleep("a", "b", "c")
         await stir("a")
-        assert await soon(waiting)
+        assert await finish(waiting)
     finally:
         await waits.listener.close()
 
@@ -168,12 +169,12 @@ async def test_one_who_waits_hears_of_queues_on_all_nodes_also_of_one_that_has_m
 async def test_a_failover_in_order_and_a_killed_master_are_followed_and_lose_nothing() -> None:
     with RedisCluster.start(replicas=True) as pairs:
         async with connected(pairs.url, "?wait_replicas=1&wait_timeout=5") as careful:
-            (before,) = await careful.run(call(COUNT, "{b}:n", 1))
+            (before,) = await careful.run(call("count", "{b}:n", 1))
         async with connected(pairs.url, "?timeout=2&connect_timeout=2") as connections:
-            (first,) = await connections.run(call(COUNT, "{a}:n", 1))
+            (first,) = await connections.run(call("count", "{a}:n", 1))
             await asyncio.to_thread(pairs.fail_over, "{a}:n")
             assert await insist(connections, "{a}:n") == first + 1
             await asyncio.to_thread(pairs.kill_master, "{b}:n")
             assert await insist(connections, "{b}:n") == before + 1
             # The others were never away.
-            assert await connections.run(call(READ, "{c}:nothing")) == [None]
+            assert await connections.run(call("read", "{c}:nothing")) == [None]

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from drivers.redis.redis_stage import COUNT, READ, Waits, call, connected, insist, refused, soon, until
+from drivers.redis.redis_stage import Waits, call, connected, insist, refused
 from taskharbor.drivers.redis.connection import connect
 from taskharbor.drivers.redis.options import Address
 from taskharbor.drivers.redis.store import keys_of
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.servers import RedisSentinels, RedisServer
+from worker.stage import eventually, finish
 
 pytestmark = pytest.mark.xdist_group("redis sentinels")  # They are started once.
 
@@ -29,7 +30,7 @@ async def test_the_master_is_found_whichever_sentinel_is_asked(group: RedisSenti
     # One that does not answer is passed over.
     for url in (*urls, group.url.replace("://", "://127.0.0.1:1,", 1)):
         async with connected(url) as connections:
-            await connections.run(call(COUNT, "found", 1))
+            await connections.run(call("count", "found", 1))
     assert int(group.master.execute("GET", "found")) == len(group.sentinels) + 1
 
 
@@ -53,10 +54,10 @@ async def test_a_refusal_by_a_former_master_leads_to_the_new_one_within_the_call
         node = connections.server_for("n")
         await node.connect()
         replica = group.replica
-        await until(is_replica, "it is told")
+        await eventually(is_replica)
         node.drop("the test has another one")
         node._shared = await connect(Address("127.0.0.1", replica.port), connections.options)
-        (count,) = await connections.run(call(COUNT, "led", 1))
+        (count,) = await connections.run(call("count", "led", 1))
         assert int(group.master.execute("GET", "led")) == count
 
 
@@ -72,14 +73,14 @@ async def test_a_failover_in_order_is_followed_by_calls_and_by_those_who_wait(gr
         try:
             await waits.quiet("q")
             waiting = asyncio.create_task(waits("q"))
-            (before,) = await connections.run(call(COUNT, "n", 1))
+            (before,) = await connections.run(call("count", "n", 1))
             old = group.master
             new = await asyncio.to_thread(group.fail_over)
             assert await insist(connections, "n") == before + 1
             assert int(new.execute("GET", "n")) == before + 1
-            assert await soon(waiting)
-            await until(lambda: listeners(new) == 1, "it listens there")
-            await until(lambda: listeners(old) == 0, "and no longer here")
+            assert await finish(waiting)
+            await eventually(lambda: listeners(new) == 1)
+            await eventually(lambda: listeners(old) == 0)
         finally:
             await waits.listener.close()
 
@@ -87,7 +88,7 @@ async def test_a_failover_in_order_is_followed_by_calls_and_by_those_who_wait(gr
 async def test_a_master_that_is_killed_is_replaced() -> None:
     with RedisSentinels.start() as own:
         async with connected(own.url, "?timeout=2&connect_timeout=2") as connections:
-            (first,) = await connections.run(call(COUNT, "n", 1))
+            (first,) = await connections.run(call("count", "n", 1))
             own.replica.catch_up(own.master)
             new = await asyncio.to_thread(own.kill_master)
             assert await insist(connections, "n") == first + 1
@@ -106,13 +107,13 @@ def pair() -> Iterator[tuple[RedisServer, RedisServer]]:
 async def test_a_change_is_answered_once_a_replica_has_it(pair: tuple[RedisServer, RedisServer]) -> None:
     master, replica = pair
     async with connected(master.url, "?wait_replicas=1&wait_timeout=5") as connections:
-        assert await connections.run(call(COUNT, "n", 1)) == [1]
+        assert await connections.run(call("count", "n", 1)) == [1]
         assert int(replica.execute("GET", "n")) == 1
-        assert await connections.run(call(COUNT, "n", 1) * 2) == [2, 3]
+        assert await connections.run(call("count", "n", 1) * 2) == [2, 3]
         assert int(replica.execute("GET", "n")) == 3
     # WAITAOF: what a power cut cannot take any more.
     async with connected(master.url, "?wait_aof=1&wait_timeout=5") as connections:
-        assert await connections.run(call(COUNT, "n", 1)) == [4]
+        assert await connections.run(call("count", "n", 1)) == [4]
         assert int(replica.execute("GET", "n")) == 4
 
 
@@ -124,10 +125,10 @@ async def test_a_change_that_no_replica_has_fails_loudly_and_reading_does_not(
     async with connected(master.url) as plain:
         replica.pause()
         try:
-            await plain.run(call(COUNT, "lost", 1))
+            await plain.run(call("count", "lost", 1))
             for option, where in (("wait_replicas", "in memory"), ("wait_aof", "in their append-only files")):
                 async with connected(master.url, f"?{option}=1&wait_timeout=0.05") as careful:
-                    assert await careful.run(call(READ, "lost")) == [b"1"]
+                    assert await careful.run(call("read", "lost")) == [b"1"]
                     for function in ("nothing", "count"):
                         with pytest.raises(BackendUnavailable, match=rf"{where}.*could lose it"):
                             await careful.run(call(function, "other", 1))
@@ -139,15 +140,15 @@ async def test_a_server_without_an_append_only_file_cannot_promise_one() -> None
     with RedisServer.start(version="7.2+") as forgetful:
         async with connected(forgetful.url, "?wait_aof=0") as connections:
             with pytest.raises(BackendUnavailable, match="append-only"):
-                await connections.run(call(COUNT, "n", 1))
+                await connections.run(call("count", "n", 1))
 
 
 async def test_a_replica_says_that_it_is_one_and_how_to_find_the_master() -> None:
     with RedisServer.start() as master, master.replica() as replica:
         async with connected(replica.url) as connections:
-            for calls in (call(COUNT, "n", 1), [*call(READ, "n"), *call(COUNT, "n", 1)]):
+            for calls in (call("count", "n", 1), [*call("read", "n"), *call("count", "n", 1)]):
                 for _ in range(2):
                     with pytest.raises(BackendUnavailable, match=r"replica.*redis\+sentinel"):
                         await connections.run(calls)
             replica.promote()
-            assert await connections.run(call(COUNT, "n", 1)) == [1]
+            assert await connections.run(call("count", "n", 1)) == [1]

@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from drivers.redis.redis_stage import PATIENCE, Waits, connected, soon, until
+from drivers.redis.redis_stage import Waits, connected
 from needing import Entered
 from records import NOW
 from taskharbor.drivers.redis import listener as listening
 from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.servers import FaultProxy, RedisServer
+from worker.stage import PATIENCE, eventually, finish
 
 STIR = "return redis.call('PUBLISH', ARGV[1], redis.call('HINCRBY', KEYS[1], 'moves', 1))"
 """What every function of the driver does that may have made something runnable."""
@@ -47,7 +48,7 @@ class Bench:
     async def is_woken_by_a_stir(self, queue: str = "q", heard_by: int = 1) -> None:
         waiting = await self.waits.asleep(queue)
         assert self.stir(queue) == heard_by
-        assert await soon(waiting)
+        assert await finish(waiting)
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +72,7 @@ async def test_a_stir_wakes_and_one_from_before_the_wait_is_not_missed(it: Bench
     await it.is_woken_by_a_stir(queue)
     await it.waits.quiet(queue)
     it.stir(queue)
-    assert await soon(it.wait(queue))
+    assert await finish(it.wait(queue))
     await it.waits.quiet(queue)
     assert not await it.wait(queue, timeout=0)
 
@@ -83,7 +84,7 @@ async def test_other_queues_wake_nobody(it: Bench) -> None:
     done, _ = await asyncio.wait([waiting], timeout=0.05)
     assert not done
     it.stir()
-    assert await soon(waiting)
+    assert await finish(waiting)
 
 
 async def test_a_server_that_lost_its_memory_neither_silences_nor_spins(it: Bench) -> None:
@@ -102,7 +103,7 @@ async def test_what_a_claim_has_seen_wakes_nobody_and_what_came_after_it_does(it
     it.stir()
     it.stir()
     it.listener.emptied["q"] = "2"
-    assert await soon(it.wait())
+    assert await finish(it.wait())
 
 
 # -- not told -----------------------------------------------------------------------------------------------
@@ -123,9 +124,9 @@ async def test_a_user_who_may_not_subscribe_looks_instead_and_is_told_why(
             if not await it.wait(timeout=0.02) and caplog.text:
                 break
         waiting = it.wait()
-        await until(lambda: it.listener.notifications.is_awaited("q"), "it waits")
+        await eventually(lambda: it.listener.notifications.is_awaited("q"))
         assert it.stir() == 0
-        assert await soon(waiting)
+        assert await finish(waiting)
     assert "may not subscribe" in caplog.text
 
 
@@ -140,7 +141,7 @@ async def test_an_outage_wakes_and_the_next_stir_is_heard_again(it: Bench, outag
         await asyncio.to_thread(it.server.restart)
     else:
         assert it.server.execute("CLIENT", "KILL", "TYPE", "pubsub") == 1
-    assert await soon(waiting)
+    assert await finish(waiting)
     await it.is_woken_by_a_stir()
 
 
@@ -154,7 +155,7 @@ async def test_a_line_that_went_dead_without_a_word_is_noticed(
             waiting = await it.waits.asleep("q")
             before = it.listener._connection
             proxy.stall()
-            assert await soon(waiting)
+            assert await finish(waiting)
             proxy.flow()
             await it.waits.quiet("q")
             assert it.listener._connection is not before
@@ -170,7 +171,7 @@ async def test_a_line_that_is_alive_is_left_alone(it: Bench, monkeypatch: pytest
 
     await it.waits.quiet("q")
     connection, before = it.listener._connection, pings()
-    await until(lambda: pings() >= before + 2, "it is asked for signs of life")
+    await eventually(lambda: pings() >= before + 2)
     assert it.listener._connection is connection
 
 
@@ -187,7 +188,7 @@ async def test_a_wait_on_a_server_that_is_gone_says_so(server: RedisServer) -> N
                     await it.wait(timeout=1)
 
             with pytest.raises(BackendUnavailable, match="refused"):
-                await soon(go_on_waiting())
+                await finish(go_on_waiting())
             proxy.accept()
             await it.waits.quiet("q")
 
@@ -195,4 +196,4 @@ async def test_a_wait_on_a_server_that_is_gone_says_so(server: RedisServer) -> N
 async def test_closing_ends_the_line(it: Bench) -> None:
     await it.waits.quiet("q")
     await it.listener.close()
-    await until(lambda: it.stir() == 0, "nobody listens any more")
+    await eventually(lambda: it.stir() == 0)
