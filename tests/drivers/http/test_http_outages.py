@@ -184,6 +184,23 @@ async def test_a_standby_sends_its_clients_to_the_leader_it_names() -> None:
     assert await ready_in(store) == 2
 
 
+async def test_when_leadership_moves_the_client_moves_too() -> None:
+    store = MemoryStore()
+    first, second = Election(is_leader=True), Election()
+    with broker_on(store, first) as one, broker_on(store, second) as two:
+        first.leader_url = second.leader_url = one
+        async with HttpDriver.from_url(both(one, two)) as driver:
+            await driver.enqueue(records(1), now=NOW)
+            first.is_leader, second.is_leader = False, True
+            first.leader_url = second.leader_url = two
+            await driver.enqueue(records(1), now=NOW)
+            # And where nobody knows it any more, each is asked.
+            first.is_leader, second.is_leader = True, False
+            first.leader_url = second.leader_url = None
+            await driver.enqueue(records(1), now=NOW)
+    assert await ready_in(store) == 3
+
+
 async def test_no_leader_at_all_is_unavailable_and_two_that_name_each_other_do_not_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,6 @@
 """Object stores for tests: one in a dictionary, and any store in bad weather.
 
-    weather = Weather(random.Random(seed), Faults(lost_after=0.1, late=0.05, stale=0.2))
+    weather = Weather(random.Random(seed), {"lost_after": 0.1, "late": 0.05, "stale": 0.2})
     blobs = FaultyBlobs(HeldBlobs(), weather)
 
 In bad weather answers are lost, writes land late, refusals hide a success, and reads show old contents. Handles that live in the
@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from random import Random
-
-import msgspec
+from typing import TypeAlias
 
 from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Conflict, Data, Unclear, Version
 from taskharbor.errors import BackendUnavailable
@@ -85,31 +84,18 @@ class Fault(StrEnum):
 FAULTS = list(Fault)
 
 
-class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """The probability of each fault, per request."""
+Faults: TypeAlias = Mapping[str, float]
+"""The probability of each fault per request: those of writes; `stale` for a read that shows one of the contents before; and
+`unreadable` for a read, a listing, a plain write or a removal that fails even after several tries."""
 
-    lost_after: float = 0.0
-    lost_before: float = 0.0
-    late: float = 0.0
-    refused_after: float = 0.0
-    refused_before: float = 0.0
-    slow: float = 0.0
-    stale: float = 0.0
-    """A read that shows one of the contents before."""
-    unreadable: float = 0.0
-    """A read, a listing, a plain write or a removal that fails even after several tries."""
-    slow_seconds: float = 0.02
-    write_seconds: float = 0.0
-    """Added to every write, in any weather."""
-
-
-LOST_ANSWERS = Faults(
-    lost_after=0.13, lost_before=0.13, late=0.08, refused_after=0.08, refused_before=0.05, slow=0.1
-)
-STORM = Faults(
-    lost_after=0.1, lost_before=0.1, late=0.06, refused_after=0.05, refused_before=0.05, slow=0.1, stale=0.15,
-    unreadable=0.02,
-)  # fmt: skip
+LOST_ANSWERS: Faults = {
+    **{"lost_after": 0.13, "lost_before": 0.13, "late": 0.08},
+    **{"refused_after": 0.08, "refused_before": 0.05, "slow": 0.1},
+}
+STORM: Faults = {
+    **{"lost_after": 0.1, "lost_before": 0.1, "late": 0.06, "refused_after": 0.05, "refused_before": 0.05},
+    **{"slow": 0.1, "stale": 0.15, "unreadable": 0.02},
+}
 """All of it, often."""
 
 
@@ -118,7 +104,9 @@ class Weather:
 
     def __init__(self, random: Random | None = None, faults: Faults | None = None) -> None:
         self.random = Random() if random is None else random
-        self.faults = Faults() if faults is None else faults
+        self.faults: Faults = faults or {}
+        self.write_seconds = 0.0
+        """Added to every write, in any weather."""
         self.met: Counter[str] = Counter()
         """Faults so far."""
         self.reads = 0
@@ -135,7 +123,7 @@ class Weather:
 
     def clear_up(self) -> None:
         """End all faults. Late writes still land when they are told to."""
-        self.faults = Faults(write_seconds=self.faults.write_seconds)
+        self.faults = {}
         self._planned.clear()
 
     async def land(self) -> None:
@@ -147,7 +135,7 @@ class Weather:
                 await write()
 
     def strikes(self, name: str) -> bool:
-        does_strike: bool = self.random.random() < getattr(self.faults, name)
+        does_strike = self.random.random() < self.faults.get(name, 0.0)
         self.met[name] += does_strike
         return does_strike
 
@@ -194,10 +182,12 @@ class FaultyBlobs(Blobs):
 
     async def write(self, name: str, data: Data, known: Version | None) -> Version:
         weather = self.weather
-        await self._travel()
+        weather.writes += 1
         fault = weather.fault()
-        if fault is Fault.SLOW:
-            await asyncio.sleep(weather.random.random() * weather.faults.slow_seconds)
+        if seconds := weather.write_seconds + (
+            weather.random.random() * 0.02 if fault is Fault.SLOW else 0.0
+        ):
+            await asyncio.sleep(seconds)
         version = None
         if fault in (None, Fault.SLOW, Fault.LOST_AFTER, Fault.REFUSED_AFTER):
             version = await self._inner.write(name, data, known)
@@ -209,13 +199,8 @@ class FaultyBlobs(Blobs):
             raise Unclear(f"{self.place}: no answer ({fault})")
         return version
 
-    async def _travel(self) -> None:
-        self.weather.writes += 1
-        if self.weather.faults.write_seconds:
-            await asyncio.sleep(self.weather.faults.write_seconds)
-
     async def put(self, name: str, data: bytes) -> None:
-        await self._travel()
+        self.weather.writes += 1
         self._check_reachable()
         await self._inner.put(name, data)
 

@@ -89,8 +89,8 @@ class LedStore:
             cas.must_compare()
 
     async def object(self, queue: str) -> CasObject[Marks]:
-        await self.catalog.add_queues([queue])
         if queue not in self._objects:
+            await self.catalog.add_queues([queue])
             self._objects[queue] = marks_object(self._blobs, name=state_name(queue, 0), term=self._term)
         return self._objects[queue]
 

@@ -1,22 +1,28 @@
-"""Compaction: ended jobs leave the image for segments, beside the calls, and no caller notices. Damaged objects."""
+"""Segments: ended jobs leave the image for them, beside the calls, and no caller notices. Retention, and damaged objects. The
+conformance kit, on tiny segments, shows the rest."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drivers.objectstore.fake_blobs import HeldBlobs
 from drivers.objectstore.harness import claim, counts, driver_on, finish, jobs_of
 from records import NOW, make_record
-from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.clock import FakeClock
+from taskharbor.drivers.contract import Ack, JobFilter, QueueSettings
+from taskharbor.drivers.engine import enqueue, inspect, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction
-from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction, image
+from taskharbor.drivers.objectstore import ObjectStoreDriver, archive, compaction, image
+from taskharbor.drivers.objectstore.archive import JOBS, ROWS, Segment
 from taskharbor.drivers.objectstore.blobs import Blob, Data, Version
 from taskharbor.drivers.objectstore.catalog import log_folder, state_name
-from taskharbor.drivers.objectstore.image import entries
+from taskharbor.drivers.objectstore.image import Entry, Image, entries, put_entry
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, JobState
 
@@ -30,16 +36,12 @@ def blobs() -> HeldBlobs:
 
 
 @pytest.fixture
-def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """A wall clock that is moved by hand."""
-    time = [2_000_000_000 * SECOND]
+    clock = FakeClock()
     for module in (image, compaction):
-        monkeypatch.setattr(module, "wall_clock", lambda: time[0])
-
-    def move(seconds: int) -> None:
-        time[0] += seconds * SECOND
-
-    return move
+        monkeypatch.setattr(module, "wall_clock", clock.now)
+    return clock
 
 
 async def rows_in(driver: ObjectStoreDriver, *tables: str) -> list[int]:
@@ -60,33 +62,19 @@ def segments_there(blobs: HeldBlobs) -> list[str]:
     return [name for name in blobs.objects if name.startswith(log_folder("q", 0))]
 
 
-async def test_ended_jobs_and_rows_leave_the_state_for_a_segment_and_answer_as_before(
-    blobs: HeldBlobs,
-) -> None:
-    async with driver_on(blobs, **FEW) as driver, driver.clone() as other:
-        ids = await finish(driver, 12)
-        await driver.enqueue([make_record()], now=NOW)
-        await driver.store.settled()
-        assert await rows_in(driver, "jobs", "attempts", "payloads", "results") == [1, 0, 0, 0]
-        assert len(segments_there(blobs)) == 1
-        assert await counts(driver, DONE, READY) == [12, 1]
-        found = await driver.get(ids, now=NOW)
-        assert [job and job.state for job in found] == [DONE] * 12
-
-        (again,) = await other.enqueue([make_record(ids[3])], now=NOW, new_ids=True)
-        assert again.existed, "a repeated enqueue of a job that has ended made a second one"
-
-
-async def test_small_segments_become_larger_ones_and_those_that_were_replaced_go_an_hour_later(
-    blobs: HeldBlobs, pass_time: Callable[[int], None]
-) -> None:
+async def test_ended_jobs_go_to_segments_which_are_merged(blobs: HeldBlobs, clock: FakeClock) -> None:
     async with driver_on(blobs, **FEW) as driver:
-        for _ in range(3):
+        ids = await finish(driver, 10)
+        await driver.store.settled()
+        assert await rows_in(driver, "jobs", "attempts", "payloads", "results") == [0, 0, 0, 0]
+        (again,) = await driver.enqueue([make_record(ids[3])], now=NOW, new_ids=True)
+        assert again.existed, "a repeated enqueue of a job that has ended made a second one"
+        for _ in range(2):
             await finish(driver, 10)
             await driver.store.settled()
         assert [entry.level for entry in await entries_of(driver)] == [1]
         assert len(segments_there(blobs)) == 4, "somebody may still be reading the three that were merged"
-        pass_time(3600)
+        clock.advance(3600)
         await driver.enqueue([make_record()], now=NOW)
         await driver.store.settled()
         assert len(segments_there(blobs)) == 1
@@ -115,7 +103,7 @@ class DiesBeforeItIsInPlace(HeldBlobs):
 
 
 async def test_a_crash_before_a_segment_is_in_place_loses_nothing_and_the_orphan_is_removed(
-    blobs: HeldBlobs, pass_time: Callable[[int], None], caplog: pytest.LogCaptureFixture
+    blobs: HeldBlobs, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     dying = DiesBeforeItIsInPlace()
     async with driver_on(dying, **FEW) as driver:
@@ -124,7 +112,7 @@ async def test_a_crash_before_a_segment_is_in_place_loses_nothing_and_the_orphan
         assert "could not be compacted" in caplog.text
         (orphan,) = segments_there(dying)
     blobs.objects = dying.objects
-    pass_time(3600)
+    clock.advance(3600)
     async with driver_on(blobs, **FEW) as driver:
         await driver.enqueue([make_record()], now=NOW)
         await driver.store.settled()
@@ -147,10 +135,9 @@ async def test_two_handles_that_compact_at_once_keep_one_segment(blobs: HeldBlob
         assert len(segments_there(blobs)) == 1
 
 
-async def test_retention_reaches_into_segments_and_drops_empty_ones(blobs: HeldBlobs) -> None:
+async def test_a_segment_whose_jobs_are_gone_is_rewritten_without_them(blobs: HeldBlobs) -> None:
     async with driver_on(blobs, **FEW) as driver:
-        kept = QueueSettings(keep_done_us=SECOND, keep_attempts_us=5 * SECOND)
-        await driver.configure("q", kept, now=NOW)
+        await driver.configure("q", QueueSettings(keep_done_us=SECOND, keep_attempts_us=None), now=NOW)
         await finish(driver, 10)
         await driver.store.settled()
         assert await driver.prune(now=NOW + 2 * SECOND, limit=4) == 4
@@ -158,10 +145,6 @@ async def test_retention_reaches_into_segments_and_drops_empty_ones(blobs: HeldB
         await driver.store.settled()
         left = [entry.last_job for entry in await entries_of(driver)]
         assert left == [0], "payloads of jobs that are gone are still stored beside the rows"
-        assert await driver.prune(now=NOW + 6 * SECOND) == 10
-        assert await entries_of(driver) == []
-        (stats,) = await driver.stats(now=NOW)
-        assert (stats.counts[DONE], stats.done_total) == (0, 10)
 
 
 async def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() -> None:
@@ -223,17 +206,90 @@ async def test_a_damaged_queue_keeps_nobody_from_the_others(blobs: HeldBlobs, ho
             with pytest.raises(BackendUnavailable, match=name):
                 await sweep
         assert await counts(driver, DONE, READY, queue="b", now=later) == [0, 1]
-        assert (await driver.get(["b1"], now=NOW))[0] is not None
         assert await driver.cancel(["b1"], now=later) == [JobState.CANCELLED]
         (made,) = await driver.enqueue(jobs_of(1, queue="b"), now=later)
         assert not made.existed
         page = await driver.read_attempts()
         assert {row.queue for row in page.attempts} == {"b"}
-        for call in (
-            driver.get(["a1"], now=NOW),
-            driver.read_attempts(after=page.cursor),
-            driver.purge(JobFilter()),
-        ):
+        for call in (driver.get(["a1"], now=NOW), driver.read_attempts(after=page.cursor)):
             with pytest.raises(BackendUnavailable, match=name):
                 await call
+        with pytest.raises(BackendUnavailable, match=name):
+            await driver.purge(JobFilter())
         assert await counts(driver, JobState.CANCELLED, queue="b", now=later) == [0]
+
+
+# -- single segments ------------------------------------------------------------------------------------------
+
+
+def built(ends: Sequence[int]) -> tuple[Image, Entry, bytes]:
+    """An image of jobs that were done at these times, each with its row of the log, and the segment `a` of them."""
+    image = Image(b"", "here", "q")
+
+    def work(transaction: Transaction) -> None:
+        enqueue.enqueue(transaction, [make_record(run_at_us=0) for _ in ends], NOW)
+        held = reserve.reserve(transaction, "q", len(ends), 10**16, 0, "w", None)
+        for job, end in zip(held, ends, strict=True):
+            assert settle.settle(transaction, [Ack(job.id, job.token or "", b"r")], end) == [None]
+
+    image.change(work)
+    rows, jobs = (archive.copied(image.connection, statements) for statements in (ROWS, JOBS))
+    return image, *archive.pack("a", 0, rows, jobs)
+
+
+def test_an_object_that_is_no_segment_is_refused() -> None:
+    with pytest.raises(BackendUnavailable, match="here is damaged, or not a segment"):
+        Segment(b"something else", "here", "q")
+    _, entry, data = built([NOW])
+    for read in (Segment.rows, Segment.jobs):
+        with pytest.raises(BackendUnavailable, match="here holds queue 'q' and belongs to 'r'"):
+            read(Segment(data, "here", "r"), entry)
+    with pytest.raises(BackendUnavailable, match="here is damaged"):
+        Segment(data[:-20], "here", "q").jobs(entry)
+    with pytest.raises(BackendUnavailable, match="here is damaged"):
+        Segment(data[:7], "here", "q")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    ends=st.lists(st.integers(1, 30), min_size=1, max_size=30),
+    takes=st.lists(st.tuples(st.integers(0, 35), st.integers(1, 12)), max_size=8),
+)
+def test_retention_takes_what_is_due_oldest_first(ends: list[int], takes: list[tuple[int, int]]) -> None:
+    """Compared with a plain sorted list, over a row of calls with other thresholds and limits."""
+    image, made, data = built([end * SECOND for end in ends])
+    segment = Segment(data, "here", "q")
+
+    def move(transaction: Transaction) -> None:
+        transaction.connection.execute("DELETE FROM jobs")
+        transaction.connection.execute("DELETE FROM attempts")
+        transaction.connection.execute("UPDATE queues SET keep_done_us = 0, keep_attempts_us = 0")
+        put_entry(transaction, made)
+
+    def rows_of(entry: Entry) -> list[tuple[int, int]]:
+        rows = inspect.attempts_between(segment.rows(entry), 0, inspect.FOREVER, 1000)
+        return sorted((row.ended_at_us, row.seq) for row in rows)
+
+    image.change(move)
+    left = rows_of(made)
+    for by, limit in takes:
+
+        def prune(transaction: Transaction, now: int = by * SECOND, most: int = limit) -> tuple[int, int]:
+            due = [(entry, segment) for entry in archive.due(transaction, now)]
+            return archive.prune(transaction, due, now, most, most)
+
+        wanted = [one for one in left if one[0] <= by * SECOND][:limit]
+        assert image.change(prune)[0] == (len(wanted), len(wanted))
+        left = left[len(wanted) :]
+        if not left:
+            assert image.look(entries) == []
+            break
+        (entry,) = image.look(entries)
+        assert rows_of(entry) == left
+        assert (
+            entry.jobs == entry.rows == len(left) == len(archive.find_jobs(entry, segment, JobFilter(), 99))
+        )
+        # Never too late, and after all that was due has gone it leads nobody to look in vain.
+        assert entry.oldest_row == entry.oldest_job == left[0][0]
+        (stats,) = image.look(lambda transaction: inspect.stats(transaction, NOW, "q"))
+        assert sum(stats.counts.values()) == len(left)

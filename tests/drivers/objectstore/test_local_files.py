@@ -41,9 +41,7 @@ def processes(story: str, folder: Path, *numbers: int) -> dict[str, Any]:
     ("count", "victims", "increments"),
     [(6, 0, 15), (6, 4, 15), pytest.param(12, 9, 100, marks=pytest.mark.slow)],
 )
-def test_confirmed_writes_of_processes_survive_each_other_and_kills_at_any_moment(
-    tmp_path: Path, count: int, victims: int, increments: int
-) -> None:
+def test_confirmed_writes_survive_kills(tmp_path: Path, count: int, victims: int, increments: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     found = processes("many", tmp_path, count, victims, increments, seed)
@@ -89,9 +87,7 @@ async def test_what_killed_writers_left_behind_is_swept_away_in_time(tmp_path: P
     assert list(unfinished.iterdir()) == [young]
 
 
-async def test_a_lock_that_is_never_given_back_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lock_never_given_back_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_files, "_LOCK_WITHIN", 0.05)
 
     blobs = LocalFiles(tmp_path)
@@ -135,7 +131,7 @@ async def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> No
     await blobs.close()
 
 
-async def test_a_write_that_a_folder_refused_is_made_again_however_many_others_followed(
+async def test_a_write_that_a_folder_refused_is_made_again_however_many_followed(
     tmp_path: Path,
 ) -> None:
     """A folder gets every write once, so its refusal is certain: nothing of the write has landed, whatever the object forgot."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 
 import pytest
 
-from drivers.objectstore.harness import claim, finish
+from drivers.objectstore.harness import finish
 from records import NOW, make_record
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver
@@ -36,11 +35,6 @@ def test_a_store_is_named_without_its_secrets(url: str, place: str) -> None:
     assert parse_url(url).open().place.partition("#")[0] == place
 
 
-def test_options_of_the_driver_are_told_from_those_of_the_store() -> None:
-    parsed = parse_url("s3://b/p?region=r&shards=4&poll=2")
-    assert (parsed.options.shards, parsed.options.poll) == (4, 2.0)
-
-
 @pytest.mark.parametrize(
     ("url", "says"),
     [
@@ -50,18 +44,13 @@ def test_options_of_the_driver_are_told_from_those_of_the_store() -> None:
         ("s3://key:hidden@bucket", "no user and password"),
         ("s3://b?allow_http=yes", "choose on or off"),
         ("s3://b?timeout=never", "seconds between"),
-        ("s3://b?region=", "leave the option out"),
         ("file://relative/path", "write it like file:///"),
-        ("file://", "write it like file:///"),
         ("mem://a/b", "write it like mem://name"),
         ("s3://b/p#x", "no part after #"),
         ("s3://b/p?colour=red", r"'colour'.*region"),
         ("file:///p?region=r", "'region'"),
         ("mem://name?shards=0", "shards"),
-        ("mem://name?shards=many", "shards"),
-        ("mem://name?shards=1000", "shards"),
         ("mem://name?poll=-1", "poll"),
-        ("mem://name?poll=soon", "poll"),
         ("mem://name?segment_rows=0", "segment_rows"),
         ("mem://name?merge=1", "merge"),
     ],
@@ -81,31 +70,15 @@ async def test_memory_is_shared_by_name_and_otherwise_private() -> None:
         async with alone.clone() as its_clone, connect("mem://") as another:
             assert len(await its_clone.stats(now=NOW)) == 1
             assert await another.stats(now=NOW) == []
+    with pytest.raises(BackendUnavailable, match=r"open\(\)"):
+        await alone.stats(now=NOW)
     assert parse_url(name).open().place == parse_url(name).open().place
 
 
-def test_a_store_in_memory_claims_no_durability_and_one_in_a_folder_does(tmp_path: Path) -> None:
-    in_memory = connect("mem://").capabilities
-    in_a_folder = connect(f"file://{tmp_path}").capabilities
-    assert (in_memory.durable, in_memory.multi_process) == (False, False)
-    assert (in_a_folder.durable, in_a_folder.multi_process) == (True, True)
-
-
-async def test_a_handle_that_is_not_open_says_so() -> None:
-    with pytest.raises(BackendUnavailable, match=r"open\(\)"):
-        await connect("mem://").stats(now=NOW)
-
-
-async def test_any_name_will_do_for_a_queue(tmp_path: Path) -> None:
-    """Names become folders: whatever is in them must neither collide nor escape."""
-    names = ["q", "Q", "../up", "a/b", "a%2fb", " x ", "ü", "x" * 200, ".", "con:", "q=51"]
-    async with connect(f"file://{tmp_path}/store?sync=off") as driver:
-        for name in names:
-            await driver.enqueue([make_record(queue=name)], now=NOW)
-        assert sorted(stats.queue for stats in await driver.stats(now=NOW)) == sorted(names)
-        for name in names:
-            assert [job.queue for job in await claim(driver, 9, queue=name)] == [name]
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+@pytest.mark.parametrize(("url", "lasts"), [("mem://", False), ("file:///folder", True)])
+def test_a_store_in_memory_claims_no_durability_and_one_in_a_folder_does(url: str, lasts: bool) -> None:
+    found = connect(url).capabilities
+    assert found.durable is found.multi_process is lasts
 
 
 async def test_a_cursor_of_another_store_is_refused() -> None:
@@ -115,15 +88,14 @@ async def test_a_cursor_of_another_store_is_refused() -> None:
         cursor = (await one.list_jobs(JobFilter(), now=NOW, limit=2)).cursor
         assert cursor is not None
         assert len((await one.list_jobs(JobFilter(), now=NOW, cursor=cursor)).jobs) == 1
-        for foreign in (
-            other.read_attempts(after=after),
-            other.list_jobs(JobFilter(), now=NOW, cursor=cursor),
-            other.list_jobs(JobFilter(until=cursor), now=NOW),
-        ):
-            with pytest.raises(InvalidRequest, match="another store"):
-                await foreign
-        for broken in ("", "x", "!!", "gA=="):
-            with pytest.raises(InvalidRequest, match="not a cursor"):
-                await one.read_attempts(after=broken)
-            with pytest.raises(InvalidRequest, match="not a cursor"):
-                await one.list_jobs(JobFilter(), now=NOW, cursor=broken)
+        for store, row, job, says in [
+            (other, after, cursor, "another store"),
+            *((one, broken, broken, "not a cursor") for broken in ("", "x", "!!", "gA==")),
+        ]:
+            for call in (
+                store.read_attempts(after=row),
+                store.list_jobs(JobFilter(), now=NOW, cursor=job),
+                store.list_jobs(JobFilter(until=job), now=NOW),
+            ):
+                with pytest.raises(InvalidRequest, match=says):
+                    await call

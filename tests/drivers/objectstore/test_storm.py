@@ -49,7 +49,7 @@ class StormyDriver(ObjectStoreDriver):
         return driver
 
     async def open(self, *, reads_only: bool = False) -> None:
-        faults, self.weather.faults = self.weather.faults, Faults()
+        faults, self.weather.faults = self.weather.faults, {}
         try:
             await super().open(reads_only=reads_only)
         finally:

@@ -1,10 +1,14 @@
-"""Group commit: many calls, few syncs; nobody answered before the commit, nobody harmed by a neighbour."""
+"""Group commit: many calls, few syncs; nobody answered before the commit, nobody harmed by a neighbour. Handles that share it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -29,6 +33,11 @@ def _database(driver: SQLiteDriver) -> Database:
     return driver._database
 
 
+async def _ready(driver: SQLiteDriver) -> int:
+    (stats,) = await driver.stats(now=NOW)
+    return stats.counts[JobState.READY]
+
+
 async def _while_blocked(driver: SQLiteDriver, start: Callable[[], Any]) -> Any:
     """Start calls while the writer is held up, so that they are all queued when it goes on."""
     gate = threading.Event()
@@ -41,35 +50,73 @@ async def _while_blocked(driver: SQLiteDriver, start: Callable[[], Any]) -> Any:
     return await started
 
 
-async def test_concurrent_enqueues_share_commits(opened: SQLiteDriver) -> None:
+async def test_enqueues_share_commits_and_a_cancelled_one_stops_nobody(
+    opened: SQLiteDriver,
+) -> None:
     before = _database(opened).commits
 
     async def start() -> Any:
+        doomed = asyncio.ensure_future(opened.enqueue([make_record()], now=NOW))
+        await asyncio.sleep(0)
+        doomed.cancel()
         return await asyncio.gather(*(opened.enqueue([make_record()], now=NOW) for _ in range(500)))
 
     await _while_blocked(opened, start)
-    (stats,) = await opened.stats(now=NOW)
-    assert stats.counts[JobState.READY] == 500
+    assert await _ready(opened) == 500
     # 500 calls in groups of at most 256.
     assert _database(opened).commits - before <= 3
 
 
-async def test_full_means_full_on_the_writers_connection(path: Path) -> None:
-    async def level(url: str) -> int:
-        async with SQLiteDriver.from_url(url) as driver:
-            return await _database(driver).write(
-                lambda tx: int(tx.connection.execute("PRAGMA synchronous").fetchone()[0])
+async def test_full_means_full_and_answers_come_after_the_commit(path: Path, query: Query) -> None:
+    for options, level in (("", 2), ("?durability=normal", 1)):
+        async with SQLiteDriver.from_url(f"sqlite:///{path}{options}") as driver:
+            found = await _database(driver).write(
+                lambda tx: tx.connection.execute("PRAGMA synchronous").fetchone()
             )
+            assert found == (level,)
+            for _ in range(20):
+                job = make_record()
+                await driver.enqueue([job], now=NOW)
+                assert query("SELECT count(*) FROM jobs WHERE id = ?", job.id) == [(1,)]
 
-    assert await level(f"sqlite:///{path}") == 2
-    assert await level(f"sqlite:///{path}?durability=normal") == 1
+
+_STRACE = shutil.which("strace")
+_PROGRAM = """
+import asyncio, sys
+from taskharbor.drivers.registry import connect
+from taskharbor.requests import new_id
+from taskharbor.jobs import JobRecord
+
+async def main():
+    async with connect(sys.argv[1]) as driver:
+        calls = [
+            driver.enqueue([JobRecord(id=new_id(), type="t", run_at_us=0, created_at_us=0)], now=1)
+            for _ in range(100)
+        ]
+        if sys.argv[2] == "together":
+            await asyncio.gather(*calls)
+        for call in calls if sys.argv[2] == "one by one" else ():
+            await call
+
+asyncio.run(main())
+"""
 
 
-async def test_answers_come_after_the_commit(opened: SQLiteDriver, query: Query) -> None:
-    for _ in range(20):
-        job = make_record()
-        await opened.enqueue([job], now=NOW)
-        assert query("SELECT count(*) FROM jobs WHERE id = ?", job.id) == [(1,)]
+@pytest.mark.skipif(_STRACE is None, reason="needs strace")
+def test_every_answer_has_its_sync_and_a_group_shares_one(tmp_path: Path) -> None:
+    """Counted at the kernel: a killed process cannot show a missing sync, because its page cache survives."""
+
+    def syncs(name: str, how: str) -> int:
+        command = [str(_STRACE), "-f", "-c", "-e", "trace=fsync,fdatasync", sys.executable, "-c", _PROGRAM]
+        command += [f"sqlite:///{tmp_path}/{name}", how]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            pytest.skip(f"strace may not trace here: {done.stderr[-200:]}")
+        return sum(map(int, re.findall(r"(\d+) +(?:fsync|fdatasync)$", done.stderr, re.MULTILINE)))
+
+    assert syncs("one.db", "one by one") >= 100
+    assert syncs("all.db", "together") < 30
+    assert syncs("normal.db?durability=normal", "one by one") < 30
 
 
 async def test_a_failing_call_takes_no_neighbour_with_it(opened: SQLiteDriver) -> None:
@@ -90,42 +137,20 @@ async def test_a_failing_call_takes_no_neighbour_with_it(opened: SQLiteDriver) -
     assert {job.id for job in page.jobs} == {job.id for job in good}
 
 
-async def test_a_cancelled_call_does_not_stop_the_writer(opened: SQLiteDriver) -> None:
-    async def start() -> Any:
-        doomed = asyncio.ensure_future(opened.enqueue([make_record()], now=NOW))
-        await asyncio.sleep(0)
-        doomed.cancel()
-        return await opened.enqueue([make_record()], now=NOW)
-
-    await _while_blocked(opened, start)
-    (stats,) = await opened.stats(now=NOW)
-    assert stats.counts[JobState.READY] == 1
-
-
 async def test_jobs_reserved_for_a_cancelled_caller_go_back(opened: SQLiteDriver) -> None:
     """Else they would wait for their leases to expire, and count as stalled."""
-
     await opened.enqueue([make_record() for _ in range(3)], now=NOW)
-    database = _database(opened)
-    running, gate = threading.Event(), threading.Event()
-    original = database._commit
-
-    def slow(connection: Any, group: Any) -> bool:
-        rings = original(connection, group)
-        running.set()
-        gate.wait(10)
-        return rings
-
-    database._commit = slow  # type: ignore[method-assign]
+    before = _database(opened).commits
     call = asyncio.ensure_future(opened.reserve("q", limit=2, lease_for=60 * SECOND, now=NOW, worker="w"))
-    await asyncio.to_thread(running.wait, 10)
-    database._commit = original  # type: ignore[method-assign]
+    await asyncio.sleep(0)
+    while _database(opened).commits == before:
+        pass
+    # It is committed, and the answer cannot arrive while this test has the loop.
     call.cancel()
-    gate.set()
     with pytest.raises(asyncio.CancelledError):
         await call
     # The release follows the cancellation on its own; looking is the only way to know that it is there.
-    while (await opened.stats(now=NOW))[0].counts[JobState.READY] < 3:
+    while await _ready(opened) < 3:
         pass
     again = await opened.reserve("q", limit=9, lease_for=60 * SECOND, now=NOW, worker="w")
     assert len(again) == 3
@@ -154,8 +179,7 @@ async def test_a_full_disk_is_an_unavailable_backend_and_loses_nothing(opened: S
     await _database(opened).write(limit_pages)
     with pytest.raises(BackendUnavailable, match="full"):
         await opened.enqueue([make_record(payload=bytes(100_000))], now=NOW)
-    (stats,) = await opened.stats(now=NOW)
-    assert stats.counts[JobState.READY] == 1
+    assert await _ready(opened) == 1
 
 
 async def test_clones_share_one_writer_and_the_last_one_closes_it(driver: SQLiteDriver, path: Path) -> None:
@@ -175,17 +199,13 @@ async def test_clones_share_one_writer_and_the_last_one_closes_it(driver: SQLite
 
 
 async def test_handles_work_from_several_event_loops(opened: SQLiteDriver) -> None:
-    def work() -> None:
-        async def use() -> None:
-            async with opened.clone() as own:
-                for _ in range(20):
-                    await own.enqueue([make_record()], now=NOW)
+    async def use() -> None:
+        async with opened.clone() as own:
+            for _ in range(20):
+                await own.enqueue([make_record()], now=NOW)
 
-        asyncio.run(use())
-
-    await asyncio.gather(*(asyncio.to_thread(work) for _ in range(4)))
-    (stats,) = await opened.stats(now=NOW)
-    assert stats.counts[JobState.READY] == 80
+    await asyncio.gather(*(asyncio.to_thread(lambda: asyncio.run(use())) for _ in range(4)))
+    assert await _ready(opened) == 80
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -18,66 +18,31 @@ from taskharbor_testkit.waits import waits_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 
-_PRODUCER = """
-import asyncio, sys
-from taskharbor.drivers.registry import connect
-from taskharbor.requests import new_id
-from taskharbor.jobs import JobRecord
-
-async def main():
-    async with connect(sys.argv[1]) as driver:
-        print("ready", flush=True)
-        sys.stdin.readline()
-        record = JobRecord(id=new_id(), type="t", queue=sys.argv[2], run_at_us=0, created_at_us=0)
-        await driver.enqueue([record], now=1)
-
-asyncio.run(main())
-"""
-
 
 def _pipes(path: Path) -> list[str]:
     folder = Path(f"{path}-notifications")
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-async def _producer(path: Path, queue: str) -> asyncio.subprocess.Process:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        _PRODUCER,
-        f"sqlite:///{path}",
-        queue,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert await process.stdout.readline() == b"ready\n"
-    return process
-
-
-async def test_another_process_wakes_a_waiter_of_its_queue(
-    opened: SQLiteDriver, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_wakes_us(opened: SQLiteDriver, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The safety net would wake it too, only later.
     monkeypatch.setattr(notifications, "POLL_WITH_PIPE", 60.0)
-    process = await _producer(path, "q")
     waits = waits_of(opened)
     for queue in ("q", "elsewhere"):
         await waits([queue], now=NOW, timeout=0)
-    waiter = asyncio.ensure_future(waits(["q"], now=NOW, timeout=30))
+    waiter = asyncio.ensure_future(waits(["q"], now=NOW, timeout=50))
     # The first look is done and the pipe open once this second read is answered.
     await asyncio.sleep(0)
     await opened.stats(now=NOW)
     assert len(_pipes(path)) == 1
-    await process.communicate(b"go\n")
+    command = [sys.executable, "-m", "taskharbor", "enqueue", "mail", "{}", "--queue", "q"]
+    process = await asyncio.create_subprocess_exec(*command, "--url", f"sqlite:///{path}")
+    assert await process.wait() == 0
     assert await waiter is True
     assert await waits(["elsewhere"], now=NOW, timeout=0) is False
-    assert process.returncode == 0
 
 
-async def test_without_pipes_a_waiter_looks_for_itself(
-    opened: SQLiteDriver, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_pipes_are_needed(opened: SQLiteDriver, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise PermissionError("no pipes here")
 
@@ -101,14 +66,7 @@ async def test_only_an_earlier_job_notifies(opened: SQLiteDriver) -> None:
     assert await waits_of(opened)(["q"], now=NOW, timeout=0) is True
 
 
-async def test_closing_takes_the_pipe_away(driver: SQLiteDriver, path: Path) -> None:
-    async with driver:
-        await waits_of(driver)(["q"], now=NOW, timeout=0)
-        assert len(_pipes(path)) == 1
-    assert not Path(f"{path}-notifications").exists()
-
-
-async def test_leftovers_of_dead_processes_are_removed(opened: SQLiteDriver, path: Path) -> None:
+async def test_closing_removes_the_pipe_and_those_of_the_dead(driver: SQLiteDriver, path: Path) -> None:
     folder = Path(f"{path}-notifications")
     folder.mkdir()
     # No reader: its owner must be dead.
@@ -117,6 +75,8 @@ async def test_leftovers_of_dead_processes_are_removed(opened: SQLiteDriver, pat
     assert _pipes(path) == []
     # A pid that cannot exist: removed when the next pipe is opened.
     os.mkfifo(folder / ".99999999-unfinished")
-
-    await waits_of(opened)(["q"], now=NOW, timeout=0)
-    assert [name for name in _pipes(path) if "unfinished" in name] == []
+    async with driver:
+        await waits_of(driver)(["q"], now=NOW, timeout=0)
+        (own,) = _pipes(path)
+        assert own.startswith(f"{os.getpid()}-")
+    assert not folder.exists()

@@ -13,7 +13,7 @@ from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
 from taskharbor.drivers.engine.enqueue import enqueue
 from taskharbor.drivers.engine.inspect import attempts_between
 from taskharbor.drivers.engine.operate import remove_jobs
-from taskharbor.drivers.engine.tables import STATES, Transaction, fetch, load, to_json
+from taskharbor.drivers.engine.tables import STATES, Transaction, load, to_json
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import JobState
 
@@ -22,7 +22,7 @@ _SQL = load("bulk")
 
 def log_streams(transaction: Transaction) -> LogState:
     """One writer at a time: numbers are in the order of commits."""
-    store_id, trimmed, last = transaction.connection.execute(_SQL["log"]).fetchone()
+    store_id, trimmed, last = transaction.execute(_SQL["log"]).fetchone()
     return LogState(store_id, [LogStream(name="", queue=None, last=last, trimmed=trimmed, is_dense=True)])
 
 
@@ -32,7 +32,7 @@ def read_log(transaction: Transaction, stream: str, after: int, until: int, limi
 
 
 def split_jobs(transaction: Transaction, queue: str | None, parts: int) -> list[JobShare]:
-    first, last = transaction.connection.execute(_SQL["range_of_jobs"]).fetchone()
+    first, last = transaction.execute(_SQL["range_of_jobs"]).fetchone()
     # Newest first: a listing goes on below its cursor.
     inner = sorted({first + (last + 1 - first) * n // parts for n in range(1, parts)}, reverse=True)
     edges = [None, *map(str, inner), None]
@@ -42,9 +42,8 @@ def split_jobs(transaction: Transaction, queue: str | None, parts: int) -> list[
 def remove(transaction: Transaction, job_ids: Sequence[str]) -> list[JobState | JobError]:
     answers: dict[str, JobState | JobError] = {}
     gone: list[tuple[int, int, int]] = []
-    for job_id, seq, queue, number in fetch(
-        transaction, _SQL["find"], (to_json(list(dict.fromkeys(job_ids))),)
-    ):
+    wanted = to_json(list(dict.fromkeys(job_ids)))
+    for job_id, seq, queue, number in transaction.fetch(_SQL["find"], (wanted,)):
         state = STATES[number]
         if state.is_terminal:
             gone.append((seq, queue, number))
@@ -61,20 +60,20 @@ def remove(transaction: Transaction, job_ids: Sequence[str]) -> list[JobState | 
 def put_blob(transaction: Transaction, name: str, data: bytes, swaps: bool, expected: bytes | None) -> bool:
     how = "put" if not swaps else "create" if expected is None else "replace"
     values = {"name": name, "data": data, "expected": expected}
-    return transaction.connection.execute(_SQL[how], values).rowcount == 1
+    return transaction.execute(_SQL[how], values).rowcount == 1
 
 
 def read_blobs(transaction: Transaction, names: Sequence[str]) -> list[bytes | None]:
-    rows = [transaction.connection.execute(_SQL["blob"], (name,)).fetchone() for name in names]
+    rows = [transaction.execute(_SQL["blob"], (name,)).fetchone() for name in names]
     return [None if row is None else row[0] for row in rows]
 
 
 def list_blobs(transaction: Transaction, folder: str) -> list[str]:
-    return [name for (name,) in transaction.connection.execute(_SQL["names"], (folder,))]
+    return [name for (name,) in transaction.execute(_SQL["names"], (folder,))]
 
 
 def drop_blobs(transaction: Transaction, names: Sequence[str]) -> list[None]:
-    transaction.connection.execute(_SQL["drop"], (to_json(list(names)),))
+    transaction.execute(_SQL["drop"], (to_json(list(names)),))
     return [None] * len(names)
 
 
@@ -94,11 +93,10 @@ def publish_blobs(transaction: Transaction, *fields: Any) -> dict[str, int]:
 
 def publish_once(transaction: Transaction, call: op.PublishBlobs, add: Callable[[], int]) -> int:
     """Add the jobs of a portion unless the store has them; how many of the write's jobs became jobs so far."""
-    execute = transaction.connection.execute
-    known = execute(_SQL["portion"], (call.series,)).fetchone() or (call.number, 0, 0)
+    known = transaction.execute(_SQL["portion"], (call.series,)).fetchone() or (call.number, 0, 0)
     added: int = known[2] if known[0] == call.number else 0
     if known[:2] < (call.number, call.portion):
         added += add()
-        execute(_SQL["note"], (call.series, call.number, call.portion, added, call.now))
-        execute(_SQL["forget_notes"], (call.now - KEEP_SINGLE, call.now - KEEP_SERIES))
+        transaction.execute(_SQL["note"], (call.series, call.number, call.portion, added, call.now))
+        transaction.execute(_SQL["forget_notes"], (call.now - KEEP_SINGLE, call.now - KEEP_SERIES))
     return added

@@ -7,28 +7,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import attrgetter
-from sqlite3 import Connection
 from typing import Any
 
 from taskharbor.drivers.contract import Enqueued, gather_flags
 from taskharbor.drivers.engine.loaded_jobs import Unit, new_job
 from taskharbor.drivers.engine.tables import (
     BLOCKED,
-    DEFAULT_SPEC,
     INLINE_PAYLOAD,
     Spec,
     Transaction,
-    fetch,
-    forget_queue,
     in_steps,
-    insert_rows,
-    is_next_due,
     load,
-    queue_id,
-    read_spec,
-    spec_of,
-    spec_text,
-    spec_values,
+    spec_texts,
     to_json,
 )
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
@@ -56,9 +46,9 @@ def enqueue(
     number that each job may get, in rising order."""
     if not records:
         return []
-    execute = transaction.connection.execute
-    known = {name: execute(_QUEUES["id_of"], (name,)).fetchone() for name in set(map(_queue_of, records))}
-    queues = {name: queue_id(transaction, name) if row is None else row[0] for name, row in known.items()}
+    names = set(map(_queue_of, records))
+    known = {name: transaction.execute(_QUEUES["id_of"], (name,)).fetchone() for name in names}
+    queues = {name: transaction.queue_id(name) if row is None else row[0] for name, row in known.items()}
     if {*map(_key_of, records), *map(_idempotency_key_of, records)} == {None}:
         answers = _enqueue_plain(transaction, records, queues, now, numbers)
     else:
@@ -67,7 +57,8 @@ def enqueue(
         used = {record.queue for record, answer in zip(records, answers, strict=True) if not answer.existed}
         for name, row in known.items():
             if row is None and name not in used:
-                forget_queue(transaction, queues[name])
+                # It was only named: every job for it was known before, elsewhere.
+                transaction.execute(_QUEUES["remove"], (queues[name],))
     return answers
 
 
@@ -78,19 +69,18 @@ def _enqueue_plain(
     now: Micros,
     numbers: Sequence[int],
 ) -> list[Enqueued]:
-    connection = transaction.connection
-    (last,) = connection.execute(_SQL["last_seq"]).fetchone()
+    (last,) = transaction.execute(_SQL["last_seq"]).fetchone()
     columns = {
         "seq": list(accumulate(numbers, lambda seq, least: max(seq + 1, least), initial=last))[1:] or [None],
         "queue_id": list(map(queues.get, map(_queue_of, records))),
-        "spec": _specs(records),
+        "spec": spec_texts(records),
         **{column: list(map(value_of, records)) for column, value_of in _VALUES.items()},
     }
-    if _insert(connection, columns, now) == len(records):
+    if _insert(transaction, columns, now) == len(records):
         new: Sequence[JobRecord] = records
         answers = list(map(Enqueued, columns["id"]))
     else:
-        stored = set(fetch(transaction, _SQL["ids_after"], (last,)))
+        stored = set(transaction.fetch(_SQL["ids_after"], (last,)))
         new, answers = [], []
         for record in records:
             answers.append(Enqueued(record.id, record.id not in stored))
@@ -100,17 +90,13 @@ def _enqueue_plain(
                 new.append(record)
     long = {record.id: record.payload for record in new if len(record.payload) > INLINE_PAYLOAD}
     if long:
-        _insert_long(transaction, long)
+        seqs = transaction.fetch(_SQL["seqs_by_id"], (to_json(list(long)),))
+        transaction.insert_rows(_SQL["insert_payload"], [(seq, long[job_id]) for job_id, seq in seqs])
     _count(transaction, new, queues, now)
     return answers
 
 
-def _specs(records: Sequence[JobRecord]) -> list[str | None]:
-    specs = list(map(spec_values, records))
-    return [None] if specs.count(DEFAULT_SPEC) == len(specs) else [spec_text(Spec(*one)) for one in specs]
-
-
-def _insert(connection: Connection, columns: dict[str, list[Any]], now: Micros) -> int:
+def _insert(transaction: Transaction, columns: dict[str, list[Any]], now: Micros) -> int:
     """Store jobs and return their number. A column in which all jobs agree is bound once: each bound value has its cost."""
     own = {"id": columns["id"], "payload": columns["payload"]}
     shared = [now, INLINE_PAYLOAD]
@@ -123,7 +109,7 @@ def _insert(connection: Connection, columns: dict[str, list[Any]], now: Micros) 
     rows = list(zip(*own.values(), strict=True))
     stored = start = 0
     for statement, end in _insert_statements(tuple(columns), tuple(own), len(rows)):
-        stored += connection.execute(statement, [*shared, *chain.from_iterable(rows[start:end])]).rowcount
+        stored += transaction.execute(statement, [*shared, *chain.from_iterable(rows[start:end])]).rowcount
         start = end
     return stored
 
@@ -141,12 +127,6 @@ def _insert_statements(columns: tuple[str, ...], own: tuple[str, ...], count: in
     return list(in_steps(statement.replace("/*rows*/", f"/*rows: {len(own)}*/"), count))
 
 
-def _insert_long(transaction: Transaction, payloads: dict[str, bytes]) -> None:
-    seqs = fetch(transaction, _SQL["seqs_by_id"], (to_json(list(payloads)),))
-    rows = [(seq, payloads[job_id]) for job_id, seq in seqs]
-    insert_rows(transaction.connection, _SQL["insert_payload"], rows)
-
-
 def _count(transaction: Transaction, new: Sequence[JobRecord], queues: dict[str, int], now: Micros) -> None:
     due: dict[str, dict[Micros, int]] = {}
     for (queue, run_at), jobs in Counter(map(_place_of, new)).items():
@@ -156,8 +136,8 @@ def _count(transaction: Transaction, new: Sequence[JobRecord], queues: dict[str,
         later = {run_at: jobs for run_at, jobs in instants.items() if run_at > now}
         scheduled = sum(later.values())
         ready = sum(instants.values()) - scheduled
-        stirs = ready > 0 or is_next_due(transaction, number, min(later))
-        transaction.connection.execute(_SQL["count"], (ready, scheduled, stirs, number))
+        stirs = ready > 0 or transaction.is_next_due(number, min(later))
+        transaction.execute(_SQL["count"], (ready, scheduled, stirs, number))
         transaction.notifies = transaction.notifies or stirs
 
 
@@ -168,10 +148,11 @@ def _enqueue_by_rules(
     now: Micros,
     numbers: Sequence[int],
 ) -> list[Enqueued]:
-    unit = Unit(transaction, now)
-    unit.load(record.id for record in records)
+    unit = Unit(transaction, now, [record.id for record in records])
     unit.load_keys({(queues[record.queue], record.key) for record in records if record.key is not None})
-    known = _known_idempotency(transaction, records, queues)
+    given = [(queues[one.queue], one.idempotency_key) for one in records if one.idempotency_key is not None]
+    found = transaction.fetch(_SQL["known_idempotency"], (to_json(given),)) if given else []
+    known = {(queue, key): job_id for queue, key, job_id in found}
     fresh: dict[tuple[int, str], str] = {}
     answers = []
     for at, record in enumerate(records):
@@ -189,22 +170,8 @@ def _enqueue_by_rules(
             known[name] = fresh[name] = answer.id
     unit.flush()
     rows = [(queue, key, job_id) for (queue, key), job_id in fresh.items()]
-    insert_rows(transaction.connection, _SQL["insert_idempotency"], rows)
+    transaction.insert_rows(_SQL["insert_idempotency"], rows)
     return answers
-
-
-def _known_idempotency(
-    transaction: Transaction, records: Sequence[JobRecord], queues: dict[str, int]
-) -> dict[tuple[int, str], str]:
-    wanted = [
-        (queues[record.queue], record.idempotency_key)
-        for record in records
-        if record.idempotency_key is not None
-    ]
-    if not wanted:
-        return {}
-    found = fetch(transaction, _SQL["known_idempotency"], (to_json(wanted),))
-    return {(queue, key): job_id for queue, key, job_id in found}
 
 
 def _store(unit: Unit, record: JobRecord, queue: int, number: int) -> Enqueued:
@@ -212,9 +179,9 @@ def _store(unit: Unit, record: JobRecord, queue: int, number: int) -> Enqueued:
     flags = record.update or DEFAULT_FLAGS
     waiting = unit.waiting(queue, record.key)
     if waiting is not None:
-        unit.change(waiting, new_job(record, queue, 0), spec_of(record), flags)
+        unit.change(waiting, new_job(record, queue, 0), Spec.of(record), flags)
         if waiting.state == BLOCKED:
-            spec = read_spec(waiting.spec)
+            spec = Spec.read(waiting.spec)
             spec.update = gather_flags(spec.update or DEFAULT_FLAGS, flags)
             unit.set_spec(waiting, spec)
         else:
@@ -223,7 +190,7 @@ def _store(unit: Unit, record: JobRecord, queue: int, number: int) -> Enqueued:
     is_blocked = unit.inflight(queue, record.key) is not None
     job = unit.insert(record, queue, BLOCKED if is_blocked else None, number)
     if is_blocked and record.update is None:
-        spec = read_spec(job.spec)
+        spec = Spec.read(job.spec)
         spec.update = flags
         unit.set_spec(job, spec)
     return Enqueued(job.id)

@@ -15,7 +15,6 @@ from taskharbor.drivers.engine.tables import (
     STATES,
     Transaction,
     attempt_from_row,
-    fetch,
     load,
     record_from_row,
     to_json,
@@ -34,7 +33,7 @@ _decode_versions = msgspec.json.Decoder(list[tuple[str, int]]).decode
 
 def get(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
     wanted = list(dict.fromkeys(job_ids))
-    rows = transaction.connection.execute(_SQL["by_id"], (to_json(wanted),)).fetchall()
+    rows = transaction.execute(_SQL["by_id"], (to_json(wanted),)).fetchall()
     by_id = {row[1]: row for row in rows}
     return [record_from_row(by_id[job_id], now) if job_id in by_id else None for job_id in job_ids]
 
@@ -55,19 +54,18 @@ def find_jobs(
 ) -> list[tuple[int, JobRecord]]:
     """Jobs with their numbers, the newest first, from below `before` down to `until`."""
     seqs = _seqs(transaction, selection, now, limit, before, until)
-    rows = transaction.connection.execute(_SQL["by_seq"], (to_json(seqs),)).fetchall()
+    rows = transaction.execute(_SQL["by_seq"], (to_json(seqs),)).fetchall()
     return [(row[0], record_from_row(row, now)) for row in rows]
 
 
 def _seqs(
     transaction: Transaction, selection: JobFilter, now: Micros, limit: int, before: int, until: int
 ) -> list[int]:
-    execute = transaction.connection.execute
     numbers = None if selection.states is None else sorted(STATE_NUMBERS[state] for state in selection.states)
     queue: int | None = None
     counters: Sequence[int] = ()
     if selection.queue is not None:
-        row = execute(_SQL["counters"], (selection.queue,)).fetchone()
+        row = transaction.execute(_SQL["counters"], (selection.queue,)).fetchone()
         if row is None:
             return []
         queue, *counters = row
@@ -88,26 +86,25 @@ def _seqs(
         stored = set(numbers) | ({SCHEDULED} if READY in numbers else set())
         if sum(counters[number] for number in stored) <= _FEW:
             flags = {state.value: number in stored for number, state in enumerate(STATES)}
-            return [seq for (seq,) in execute(_SQL["gather"], values | flags)]
-    return [seq for (seq,) in execute(_SQL["scan"], values)]
+            return [seq for (seq,) in transaction.execute(_SQL["gather"], values | flags)]
+    return [seq for (seq,) in transaction.execute(_SQL["scan"], values)]
 
 
 def stats(transaction: Transaction, now: Micros, queue: str | None) -> list[QueueStats]:
-    rows = transaction.connection.execute(_SQL["stats"], {"queue": queue}).fetchall()
+    rows = transaction.execute(_SQL["stats"], {"queue": queue}).fetchall()
     if queue is not None and not rows:
         return [QueueStats(queue=queue, counts=dict.fromkeys(STATES, 0))]
     return [_stats_from(transaction, row, now) for row in rows]
 
 
 def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> QueueStats:
-    execute = transaction.connection.execute
     number = row[1]
     counts = dict(zip(STATES, row[2:9], strict=True))
     heads: list[tuple[int, int]] = []
     if counts[JobState.READY]:
-        heads.append(execute(_SQL["head_ready"], (number,)).fetchone())
+        heads.append(transaction.execute(_SQL["head_ready"], (number,)).fetchone())
     if counts[JobState.SCHEDULED]:
-        levels = fetch(transaction, _SQL["due_scheduled"], {"queue": number, "now": now})
+        levels = transaction.fetch(_SQL["due_scheduled"], {"queue": number, "now": now})
         for priority, run_at, due in levels:
             counts[JobState.SCHEDULED] -= due
             counts[JobState.READY] += due
@@ -124,7 +121,7 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
 
 
 def settings(transaction: Transaction, queue: str) -> QueueSettings:
-    row = transaction.connection.execute(_SQL["settings"], (queue,)).fetchone()
+    row = transaction.execute(_SQL["settings"], (queue,)).fetchone()
     return QueueSettings() if row is None else _settings_from(row)
 
 
@@ -140,14 +137,15 @@ def read_attempts(transaction: Transaction, after: str | None, limit: int) -> At
 
 
 def attempts_between(transaction: Transaction, after: int, until: int, limit: int) -> list[Attempt]:
-    rows = transaction.connection.execute(_SQL["attempts"], (after, until, limit)).fetchall()
+    rows = transaction.execute(_SQL["attempts"], (after, until, limit)).fetchall()
     return [attempt_from_row(row) for row in rows]
 
 
 def job_attempts(transaction: Transaction, job_id: str) -> list[Attempt]:
-    execute = transaction.connection.execute
-    is_kept = execute(_SQL["is_kept"], {"id": job_id}).fetchone() is not None
-    rows = execute(_SQL["job_attempts" if is_kept else "removed_job_attempts"], {"id": job_id}).fetchall()
+    is_kept = transaction.execute(_SQL["is_kept"], {"id": job_id}).fetchone() is not None
+    rows = transaction.execute(
+        _SQL["job_attempts" if is_kept else "removed_job_attempts"], {"id": job_id}
+    ).fetchall()
     return [attempt_from_row(row) for row in rows]
 
 
@@ -155,7 +153,7 @@ def watch(
     transaction: Transaction, queues: Sequence[str], since: Micros
 ) -> tuple[dict[str, int], Micros | None]:
     """Versions of the queues, and when the next scheduled job or lease comes due after `since`."""
-    text, run_at, expires_at = transaction.connection.execute(
+    text, run_at, expires_at = transaction.execute(
         _SQL["watch"], {"queues": to_json(list(queues)), "since": since}
     ).fetchone()
     due = [instant for instant in (run_at, expires_at) if instant is not None]

@@ -26,13 +26,8 @@ from taskharbor.drivers.engine.tables import (
     Counts,
     Spec,
     Transaction,
-    insert_rows,
     lease_token,
     load,
-    queue_id,
-    read_spec,
-    spec_of,
-    spec_text,
     to_json,
 )
 from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, Micros, Outcome, UpdateFlags
@@ -105,16 +100,8 @@ _inserted = attrgetter(
     *("type", "key", "spec", "payload_size", "inline_payload"),
 )
 _rewritten = attrgetter(
-    *(
-        "type",
-        "spec",
-        "max_attempts",
-        "max_stalls",
-        "payload_size",
-        "has_new_payload",
-        "inline_payload",
-        "seq",
-    )
+    *("type", "spec", "max_attempts", "max_stalls", "payload_size", "has_new_payload", "inline_payload"),
+    "seq",
 )
 _logged = attrgetter(
     *("id", "queue_id", "type", "key", "priority", "fence", "worker", "created_at", "run_at", "reserved_at"),
@@ -134,7 +121,7 @@ def new_job(record: JobRecord, queue: int, seq: int) -> JobRow:
         max_stalls=record.max_stalls,
         type=record.type,
         key=record.key,
-        spec=spec_text(spec_of(record)),
+        spec=Spec.of(record).text(),
         payload_size=len(record.payload),
         payload=record.payload,
         is_new=True,
@@ -144,9 +131,9 @@ def new_job(record: JobRecord, queue: int, seq: int) -> JobRow:
 class Unit:
     """One call's jobs. `flush` writes everything back; without it nothing happened."""
 
-    def __init__(self, transaction: Transaction, now: Micros) -> None:
+    def __init__(self, transaction: Transaction, now: Micros, job_ids: Iterable[str]) -> None:
+        """Fetch the jobs, and those that share a key with one of them."""
         self.transaction = transaction
-        self.connection = transaction.connection
         self.now = now
         self.counts = Counts(transaction)
         self._jobs: dict[str, JobRow] = {}
@@ -156,15 +143,10 @@ class Unit:
         self._log: list[tuple[Any, ...]] = []
         self._queues: dict[int, QueueRow] = {}
         self._last_seq = 0
+        loaded = self._fetch("load", list(dict.fromkeys(job_ids)))
+        self.load_keys({(job.queue_id, job.key) for job in loaded if job.key is not None})
 
     # -- reading ------------------------------------------------------------------------------------------
-
-    def load(self, job_ids: Iterable[str]) -> None:
-        """Fetch the jobs, and those that share a key with one of them."""
-        missing = list(dict.fromkeys(job_id for job_id in job_ids if job_id not in self._jobs))
-        if missing:
-            loaded = self._fetch("load", missing)
-            self.load_keys({(job.queue_id, job.key) for job in loaded if job.key is not None})
 
     def load_keys(self, keys: Iterable[tuple[int, str]]) -> None:
         wanted = [key for key in keys if key not in self._waiting]
@@ -175,7 +157,7 @@ class Unit:
             by_key.update({(job.queue_id, job.key or ""): job for job in self._fetch(statement, wanted)})
 
     def _fetch(self, statement: str, wanted: Sequence[Any]) -> list[JobRow]:
-        (text,) = self.connection.execute(UNIT[statement], (to_json(wanted),)).fetchone()
+        (text,) = self.transaction.execute(UNIT[statement], (to_json(wanted),)).fetchone()
         # A job seen before stays the object it was: it may have been changed since.
         return [self._jobs.setdefault(job.id, job) for job in _decode_jobs(text)]
 
@@ -190,13 +172,13 @@ class Unit:
 
     def queue(self, number: int) -> QueueRow:
         if number not in self._queues:
-            row = self.connection.execute(UNIT["queue"], (number,)).fetchone()
+            row = self.transaction.execute(UNIT["queue"], (number,)).fetchone()
             self._queues[number] = QueueRow(*row)
         return self._queues[number]
 
     def payload(self, job: JobRow) -> bytes:
         if job.payload is None:
-            (job.payload,) = self.connection.execute(UNIT["payload"], (job.seq,)).fetchone()
+            (job.payload,) = self.transaction.execute(UNIT["payload"], (job.seq,)).fetchone()
         return job.payload or b""
 
     # -- moving -------------------------------------------------------------------------------------------
@@ -242,7 +224,7 @@ class Unit:
                 self._dead_record(job), job_id=new_id(), queue=failure_queue, now=self.now
             )
             if self.transaction.outbox is None:
-                self.insert(record, queue_id(self.transaction, failure_queue))
+                self.insert(record, self.transaction.queue_id(failure_queue))
             else:
                 self.transaction.outbox.append(record)
 
@@ -251,7 +233,7 @@ class Unit:
     ) -> None:
         """The lease ends, the job does not. It absorbs a blocked job of its key."""
         blocked = self.waiting(job.queue_id, job.key)
-        spec = None if blocked is None else read_spec(blocked.spec)
+        spec = None if blocked is None else Spec.read(blocked.spec)
         flags = DEFAULT_FLAGS if spec is None or spec.update is None else spec.update
         run_at = job.run_at if run_at is None else run_at
         due = run_at if blocked is None else _changed_run_at(run_at, blocked.run_at, flags)
@@ -272,7 +254,7 @@ class Unit:
 
     def change(self, job: JobRow, by: JobRow, by_spec: Spec, flags: UpdateFlags) -> None:
         """Change a job by one more request with the same key."""
-        spec = read_spec(job.spec)
+        spec = Spec.read(job.spec)
         if flags.payload:
             job.type = by.type
             job.payload = self.payload(by)
@@ -289,13 +271,13 @@ class Unit:
         self.touch(job)
 
     def set_spec(self, job: JobRow, spec: Spec) -> None:
-        job.spec = spec_text(spec)
+        job.spec = spec.text()
         job.has_new_spec = True
 
     def insert(self, record: JobRecord, queue: int, state: int | None = None, number: int = 0) -> JobRow:
         """A new job, ready or scheduled by its run_at unless a state is given. Its number is at least the one given."""
         if not self._last_seq:
-            (self._last_seq,) = self.connection.execute(_ENQUEUE["last_seq"]).fetchone()
+            (self._last_seq,) = self.transaction.execute(_ENQUEUE["last_seq"]).fetchone()
         self._last_seq = max(self._last_seq + 1, number)
         job = new_job(record, queue, self._last_seq)
         self._jobs[job.id] = job
@@ -318,7 +300,7 @@ class Unit:
         return ended_at
 
     def _dead_record(self, job: JobRow) -> JobRecord:
-        spec = read_spec(job.spec)
+        spec = Spec.read(job.spec)
         return JobRecord(
             id=job.id,
             type=job.type,
@@ -342,26 +324,25 @@ class Unit:
             [job for job in moved if job.state > INFLIGHT and not job.is_new],
             [job for job in moved if job.state <= INFLIGHT and not job.is_new],
         ):
-            insert_rows(self.connection, UNIT["move"], list(map(_moved, group)))
+            self.transaction.insert_rows(UNIT["move"], list(map(_moved, group)))
         for job in moved:
             if not job.is_new and (job.has_new_spec or job.has_new_payload):
                 self._rewrite(job)
         new = [job for job in moved if job.is_new]
-        insert_rows(self.connection, UNIT["insert"], list(map(_inserted, new)))
+        self.transaction.insert_rows(UNIT["insert"], list(map(_inserted, new)))
         long = [(job.seq, job.payload) for job in new if job.payload_size > INLINE_PAYLOAD]
-        insert_rows(self.connection, _ENQUEUE["insert_payload"], long)
+        self.transaction.insert_rows(_ENQUEUE["insert_payload"], long)
         results = [(job.seq, job.result) for job in moved if job.result is not None]
-        insert_rows(self.connection, UNIT["insert_result"], results)
-        insert_rows(self.connection, UNIT["log"], self._log)
+        self.transaction.insert_rows(UNIT["insert_result"], results)
+        self.transaction.insert_rows(UNIT["log"], self._log)
         self.counts.flush()
 
     def _rewrite(self, job: JobRow) -> None:
-        execute = self.connection.execute
-        execute(UNIT["rewrite"], _rewritten(job))
+        self.transaction.execute(UNIT["rewrite"], _rewritten(job))
         if job.has_new_payload:
-            execute(UNIT["drop_payload"], (job.seq,))
+            self.transaction.execute(UNIT["drop_payload"], (job.seq,))
             if job.payload_size > INLINE_PAYLOAD:
-                insert_rows(self.connection, _ENQUEUE["insert_payload"], [(job.seq, job.payload)])
+                self.transaction.insert_rows(_ENQUEUE["insert_payload"], [(job.seq, job.payload)])
 
 
 def _changed_run_at(run_at: Micros, given: Micros, flags: UpdateFlags) -> Micros:

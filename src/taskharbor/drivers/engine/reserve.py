@@ -22,7 +22,6 @@ from taskharbor.drivers.engine.tables import (
     Counts,
     Transaction,
     apply_spec,
-    fetch,
     load,
     to_json,
 )
@@ -61,21 +60,19 @@ def reserve(
     shard: tuple[int, int] = (0, 1),
 ) -> list[JobRecord]:
     """`shard`: which of how many this database is. Each grants its share of the queue's bound on leases."""
-    execute = transaction.connection.execute
-    probe = execute(_SQL["probe"], (now, queue)).fetchone()
+    probe = transaction.execute(_SQL["probe"], (now, queue)).fetchone()
     if probe is None:
         return []
-    has_expired = bool(probe[7])
-    if has_expired:
+    if probe[7]:
         reclaim_queue(transaction, probe[0], now, RECLAIM_AT_MOST)
-        probe = execute(_SQL["probe"], (now, queue)).fetchone()
+        probe = transaction.execute(_SQL["probe"], (now, queue)).fetchone()
     number, paused, max_inflight, scheduled, ready, inflight, latest_end, has_expired = probe
     wanted = None if types is None else list(dict.fromkeys(types))
     if paused or limit < 1 or wanted == []:
         return []
     if max_inflight is not None:
         if has_expired:
-            (inflight,) = execute(_SQL["valid_leases"], (number, now)).fetchone()
+            (inflight,) = transaction.execute(_SQL["valid_leases"], (number, now)).fetchone()
         place, shards = shard
         share = max_inflight // shards + (place < max_inflight % shards)
         limit = min(limit, share - inflight)
@@ -87,16 +84,15 @@ def reserve(
     if not ready:
         return []
     rows, payloads, seqs = _choose_due(transaction, counts, number, ready, limit, now, wanted)
+    jobs: list[JobRecord] = []
     if rows:
         secret = secrets.token_hex(TOKEN_LENGTH // 2)
         # `now` may have been read before another call ended a lease: the log must not show one beside the other.
         reserved_at = max(now, latest_end)
         expires_at = reserved_at + lease_for
         jobs = _records(transaction, rows, payloads or b"", queue, secret, worker, reserved_at, expires_at)
-        execute(_SQL["lease"], (secret, worker, reserved_at, expires_at, seqs))
+        transaction.execute(_SQL["lease"], (secret, worker, reserved_at, expires_at, seqs))
         counts.move(number, READY, INFLIGHT, len(jobs))
-    else:
-        jobs = []
     if promoted and ready > len(jobs):
         # Nobody who begins to wait now finds the rest among the scheduled.
         counts.stir(number)
@@ -122,7 +118,7 @@ def _choose_due(
         if not early:
             return rows, payloads, seqs
         for priority in early:
-            put_back = transaction.connection.execute(_SQL["put_back"], (number, priority, now)).rowcount
+            put_back = transaction.execute(_SQL["put_back"], (number, priority, now)).rowcount
             counts.move(number, READY, SCHEDULED, put_back)
         counts.stir(number)
 
@@ -130,20 +126,21 @@ def _choose_due(
 def _choose(
     transaction: Transaction, number: int, ready: int, limit: int, types: list[str] | None
 ) -> tuple[str, bytes | None, str]:
-    execute = transaction.connection.execute
     if types is None:
-        row: tuple[str, bytes | None, str] = execute(_FIRST_OF_ANY_TYPE, (number, limit)).fetchone()
+        row: tuple[str, bytes | None, str] = transaction.execute(
+            _FIRST_OF_ANY_TYPE, (number, limit)
+        ).fetchone()
     elif len(types) == 1:
-        row = execute(_FIRST_OF_ONE_TYPE, (number, types[0], limit)).fetchone()
+        row = transaction.execute(_FIRST_OF_ONE_TYPE, (number, types[0], limit)).fetchone()
     else:
         if ready <= len(types):
             # So few that to look at all of them costs less than one seek per type.
             known = set(types)
-            jobs = fetch(transaction, _SQL["ready_types"], (number,))
+            jobs = transaction.fetch(_SQL["ready_types"], (number,))
             seqs = [seq for seq, type_ in jobs if type_ in known][:limit]
         else:
             seqs = _first_of(transaction, number, limit, types)
-        row = execute(_CHOSEN, (to_json(seqs),)).fetchone()
+        row = transaction.execute(_CHOSEN, (to_json(seqs),)).fetchone()
     return row
 
 
@@ -152,13 +149,13 @@ def _first_of(transaction: Transaction, number: int, limit: int, types: list[str
     whose next job may come before the last one chosen."""
     if len(types) > limit:
         values = {"types": to_json(types), "queue": number, "limit": limit}
-        types = fetch(transaction, _SQL["first_types"], values)
+        types = transaction.fetch(_SQL["first_types"], values)
     lines: dict[str, list[_Place]] = {}
     first: list[_Place] = []
     portion = limit // max(1, len(types)) + 1
     while types:
         values = {"types": to_json(types), "queue": number, "limit": portion}
-        lines.update(zip(types, fetch(transaction, _SQL["first_by_type"], values), strict=True))
+        lines.update(zip(types, transaction.fetch(_SQL["first_by_type"], values), strict=True))
         first = sorted(chain.from_iterable(lines.values()))[:limit]
         is_full = len(first) == limit
         types = [
@@ -180,7 +177,7 @@ def _promote(
     promoted = _promote_due(transaction, _SQL, {"queue": number, "now": now}, most)
     if promoted >= most and types is not None:
         values = {"types": to_json(types), "queue": number}
-        for one in fetch(transaction, _SQL["scheduled_types"], values):
+        for one in transaction.fetch(_SQL["scheduled_types"], values):
             due = {"queue": number, "now": now, "type": one}
             promoted += _promote_due(transaction, OF_ONE_TYPE, due, limit)
     if promoted:
@@ -192,11 +189,11 @@ def _promote_due(
     transaction: Transaction, statements: dict[str, str], values: dict[str, Any], most: int
 ) -> int:
     promoted = 0
-    for priority in fetch(transaction, statements["due_priorities"], values):
+    for priority in transaction.fetch(statements["due_priorities"], values):
         if promoted >= most:
             break
         place = values | {"priority": priority, "limit": most - promoted}
-        promoted += transaction.connection.execute(statements["promote"], place).rowcount
+        promoted += transaction.execute(statements["promote"], place).rowcount
     return promoted
 
 
@@ -218,7 +215,7 @@ def _records(
             payload = payloads[start:end]
             start = end
         else:
-            (payload,) = transaction.connection.execute(_SQL["payload"], (seq,)).fetchone()
+            (payload,) = transaction.execute(_SQL["payload"], (seq,)).fetchone()
         job = JobRecord(
             id=job_id,
             type=type_,
@@ -236,13 +233,7 @@ def _records(
             reserved_at_us=reserved_at,
         )
         if extra is not None:
-            key, attempts, stalls, max_stalls, failed_at, last_error, spec = extra
-            job.key = key
-            job.attempts = attempts
-            job.stalls = stalls
-            job.max_stalls = max_stalls
-            job.failed_at_us = failed_at
-            job.last_error = last_error
+            job.key, job.attempts, job.stalls, job.max_stalls, job.failed_at_us, job.last_error, spec = extra
             if spec is not None:
                 apply_spec(job, spec)
         jobs.append(job)

@@ -8,12 +8,8 @@ from sqlite3 import Connection
 from taskharbor.drivers.migrations import Migration, known_migrations, pending_of
 from taskharbor.errors import SchemaMismatch
 
-TABLE = "taskharbor_migrations"
-
-_CREATE = "CREATE TABLE taskharbor_migrations (name TEXT PRIMARY KEY, breaks INTEGER NOT NULL) STRICT, WITHOUT ROWID"
-_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
-_APPLIED = "SELECT name, breaks FROM taskharbor_migrations"
-_RECORD = "INSERT INTO taskharbor_migrations (name, breaks) VALUES (?, ?)"
+_CREATE = """CREATE TABLE IF NOT EXISTS taskharbor_migrations (name TEXT PRIMARY KEY, breaks INTEGER NOT NULL)
+STRICT, WITHOUT ROWID"""
 
 
 def known() -> tuple[Migration, ...]:
@@ -22,25 +18,25 @@ def known() -> tuple[Migration, ...]:
 
 def pending(connection: Connection, path: object, known: Sequence[Migration]) -> list[Migration]:
     """The steps that are still to be applied, in order. Raises SchemaMismatch where this version must keep its hands off."""
-    tables = {name for (name,) in connection.execute(_TABLES)}
-    if TABLE not in tables:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "taskharbor_migrations" not in tables:
         if tables & {"jobs", "queues", "attempts"}:
             raise SchemaMismatch(
                 f"{path} already holds tables of another program (jobs, queues or attempts): give TaskHarbor a file of its own"
             )
         return list(known)
-    applied = {name: bool(breaks) for name, breaks in connection.execute(_APPLIED)}
-    return pending_of(known, applied, str(path))
+    applied = connection.execute("SELECT name, breaks FROM taskharbor_migrations")
+    return pending_of(known, {name: bool(breaks) for name, breaks in applied}, str(path))
 
 
 def apply(connection: Connection, missing: Sequence[Migration]) -> None:
     """Take these steps, in the transaction that is open."""
-    if missing and TABLE not in {name for (name,) in connection.execute(_TABLES)}:
+    if missing:
         connection.execute(_CREATE)
-    for migration in missing:
-        for statement in _statements(migration.sql):
+    for step in missing:
+        for statement in _statements(step.sql):
             connection.execute(statement)
-        connection.execute(_RECORD, (migration.name, migration.breaks))
+        connection.execute("INSERT INTO taskharbor_migrations VALUES (?, ?)", (step.name, step.breaks))
 
 
 def _statements(script: str) -> list[str]:

@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from taskharbor.drivers.contract import (
-    EXPIRED_ERROR,
-    Ack,
-    Discard,
-    Extension,
-    Fail,
-    Release,
-    RetryAt,
-    Settlement,
-)
+from taskharbor.drivers import records as rec
 from taskharbor.drivers.engine.loaded_jobs import UNIT, JobRow, Unit
 from taskharbor.drivers.engine.tables import (
     CANCELLED,
@@ -27,8 +18,6 @@ from taskharbor.drivers.engine.tables import (
     INFLIGHT,
     TOKEN_LENGTH,
     Transaction,
-    fetch,
-    insert_rows,
     lease_token,
     load,
     to_json,
@@ -38,34 +27,35 @@ from taskharbor.jobs import Failure, Lease, Micros, Outcome
 
 _SQL = load("settle")
 
-_AGREED: dict[type, tuple[int, ...]] = {Ack: (DONE,), Fail: (DONE, DEAD), Discard: (CANCELLED,)}
+_AGREED: dict[type, tuple[int, ...]] = {rec.Ack: (DONE,), rec.Fail: (DONE, DEAD), rec.Discard: (CANCELLED,)}
 """Ends that a settlement may find already reached: it succeeds and changes nothing."""
 
 
-def settle(transaction: Transaction, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
-    acks = [one for one in settlements if type(one) is Ack]
+def settle(
+    transaction: Transaction, settlements: Sequence[rec.Settlement], now: Micros
+) -> list[JobError | None]:
+    acks = [one for one in settlements if type(one) is rec.Ack]
     if (
         acks
         and len({one.job_id for one in settlements}) == len(settlements)
         and _settle_acks(transaction, acks, now)
     ):
-        others = [one for one in settlements if type(one) is not Ack]
+        others = [one for one in settlements if type(one) is not rec.Ack]
         if not others:
             return [None] * len(settlements)
         answers = iter(_settle_by_rules(transaction, others, now))
-        return [None if type(one) is Ack else next(answers) for one in settlements]
+        return [None if type(one) is rec.Ack else next(answers) for one in settlements]
     return _settle_by_rules(transaction, settlements, now)
 
 
-def _settle_acks(transaction: Transaction, acks: Sequence[Ack], now: Micros) -> bool:
+def _settle_acks(transaction: Transaction, acks: Sequence[rec.Ack], now: Micros) -> bool:
     """Apply them all, if every one is a valid ack of a job without a key, ended at `now`; else change nothing."""
-    execute = transaction.connection.execute
     try:
         seqs = [int(ack.token[TOKEN_LENGTH:], 16) for ack in acks]
     except ValueError:
         return False
     wanted = to_json(seqs)
-    count, low, high, expires_at, keyed, queue, last_queue, reserved_at, ids, secrets = execute(
+    count, low, high, expires_at, keyed, queue, last_queue, reserved_at, ids, secrets = transaction.execute(
         _SQL["check_acks"], (wanted,)
     ).fetchone()
     if not (
@@ -81,29 +71,28 @@ def _settle_acks(transaction: Transaction, acks: Sequence[Ack], now: Micros) -> 
     if queue == last_queue:
         per_queue = {queue: count}
     else:
-        per_queue = Counter(fetch(transaction, _SQL["queues_of"], (wanted,)))
-    execute(_SQL["log_acks"], (now, wanted))
-    execute(_SQL["finish_acks"], (now, wanted))
+        per_queue = Counter(transaction.fetch(_SQL["queues_of"], (wanted,)))
+    transaction.execute(_SQL["log_acks"], (now, wanted))
+    transaction.execute(_SQL["finish_acks"], (now, wanted))
     results = [(seq, ack.result) for seq, ack in zip(seqs, acks, strict=True) if ack.result is not None]
-    insert_rows(transaction.connection, UNIT["insert_result"], results)
+    transaction.insert_rows(UNIT["insert_result"], results)
     for number, jobs in per_queue.items():
-        (max_inflight,) = execute(_SQL["count_acks"], (jobs, jobs, jobs, now, number)).fetchone()
+        (max_inflight,) = transaction.execute(_SQL["count_acks"], (jobs, jobs, jobs, now, number)).fetchone()
         if max_inflight is not None:
             transaction.notifies = True
     return True
 
 
 def _settle_by_rules(
-    transaction: Transaction, settlements: Sequence[Settlement], now: Micros
+    transaction: Transaction, settlements: Sequence[rec.Settlement], now: Micros
 ) -> list[JobError | None]:
-    unit = Unit(transaction, now)
-    unit.load(one.job_id for one in settlements)
+    unit = Unit(transaction, now, [one.job_id for one in settlements])
     answers = [_settle_one(unit, one) for one in settlements]
     unit.flush()
     return answers
 
 
-def _settle_one(unit: Unit, settlement: Settlement) -> JobError | None:
+def _settle_one(unit: Unit, settlement: rec.Settlement) -> JobError | None:
     job = unit.job(settlement.job_id)
     if job is None:
         return JobNotFound(settlement.job_id)
@@ -115,31 +104,31 @@ def _settle_one(unit: Unit, settlement: Settlement) -> JobError | None:
     if refused is not None:
         return refused
     match settlement:
-        case Ack(result=result):
+        case rec.Ack(result=result):
             job.result = result
             unit.end(job, DONE, Outcome.DONE)
-        case RetryAt(run_at_us=run_at, attempts=attempts, error=error):
+        case rec.RetryAt(run_at_us=run_at, attempts=attempts, error=error):
             _record_failure(job, attempts, error, unit.now)
             if job.cancel_requested:
                 unit.end(job, CANCELLED, Outcome.CANCELLED, error)
             else:
                 unit.back_to_waiting(job, Outcome.RETRIED, run_at, error)
-        case Fail(attempts=attempts, error=error):
+        case rec.Fail(attempts=attempts, error=error):
             _record_failure(job, attempts, error, unit.now)
             unit.end(job, DEAD, Outcome.DEAD, error)
-        case Release(run_at_us=later):
+        case rec.Release(run_at_us=later):
             if job.cancel_requested:
                 unit.end(job, CANCELLED, Outcome.CANCELLED)
             else:
                 unit.back_to_waiting(job, Outcome.RELEASED, later)
-        case Discard(reason=reason):
+        case rec.Discard(reason=reason):
             if reason is not None:
                 job.last_error = reason.text
             unit.end(job, CANCELLED, Outcome.CANCELLED, reason)
     return None
 
 
-def settle_ended(settlement: Settlement, state: int) -> JobError | None:
+def settle_ended(settlement: rec.Settlement, state: int) -> JobError | None:
     """The answer to a settlement of a job that has ended already."""
     return None if state in _AGREED.get(type(settlement), ()) else JobNotInflight(settlement.job_id)
 
@@ -163,10 +152,9 @@ def _refusal(
 
 
 def extend_lease(
-    transaction: Transaction, extensions: Sequence[Extension], lease_for: Micros, now: Micros
+    transaction: Transaction, extensions: Sequence[rec.Extension], lease_for: Micros, now: Micros
 ) -> list[Lease | JobError]:
-    execute = transaction.connection.execute
-    found = fetch(transaction, _SQL["leases"], (to_json([one.job_id for one in extensions]),))
+    found = transaction.fetch(_SQL["leases"], (to_json([one.job_id for one in extensions]),))
     jobs = {row[1]: row for row in found}
     expires_at = now + lease_for
     extended: list[int] = []
@@ -187,20 +175,15 @@ def extend_lease(
         answers.append(Lease(job_id, one.token, until, bool(cancel_requested)))
         extended.append(seq)
         if one.progress is not None:
-            execute(_SQL["set_progress"], (one.progress, seq))
+            transaction.execute(_SQL["set_progress"], (one.progress, seq))
     if extended:
-        execute(_SQL["extend"], (expires_at, to_json(extended)))
+        transaction.execute(_SQL["extend"], (expires_at, to_json(extended)))
     return answers
-
-
-def release_all(transaction: Transaction, leases: Sequence[Lease], now: Micros) -> None:
-    """Give back jobs that were reserved for a caller who went away."""
-    _settle_by_rules(transaction, [Release(lease.job_id, lease.token) for lease in leases], now)
 
 
 def reclaim(transaction: Transaction, now: Micros, queue: str | None, limit: int) -> int:
     ended = 0
-    for number in fetch(transaction, _SQL["queues_with_leases"], {"name": queue}):
+    for number in transaction.fetch(_SQL["queues_with_leases"], {"name": queue}):
         ended += reclaim_queue(transaction, number, now, limit - ended)
     return ended
 
@@ -208,11 +191,10 @@ def reclaim(transaction: Transaction, now: Micros, queue: str | None, limit: int
 def reclaim_queue(transaction: Transaction, queue: int, now: Micros, limit: int) -> int:
     if limit < 1:
         return 0
-    job_ids = fetch(transaction, _SQL["expired"], (queue, now, limit))
+    job_ids = transaction.fetch(_SQL["expired"], (queue, now, limit))
     if not job_ids:
         return 0
-    unit = Unit(transaction, now)
-    unit.load(job_ids)
+    unit = Unit(transaction, now, job_ids)
     for job_id in job_ids:
         job = unit.job(job_id)
         assert job is not None
@@ -224,9 +206,9 @@ def reclaim_queue(transaction: Transaction, queue: int, now: Micros, limit: int)
 def _expire(unit: Unit, job: JobRow) -> None:
     job.stalls += 1
     if job.cancel_requested:
-        unit.end(job, CANCELLED, Outcome.EXPIRED, EXPIRED_ERROR)
+        unit.end(job, CANCELLED, Outcome.EXPIRED, rec.EXPIRED_ERROR)
     elif job.attempts + job.stalls >= job.max_attempts or 0 < job.max_stalls <= job.stalls:
-        job.last_error = EXPIRED_ERROR.text
-        unit.end(job, DEAD, Outcome.EXPIRED, EXPIRED_ERROR)
+        job.last_error = rec.EXPIRED_ERROR.text
+        unit.end(job, DEAD, Outcome.EXPIRED, rec.EXPIRED_ERROR)
     else:
-        unit.back_to_waiting(job, Outcome.EXPIRED, error=EXPIRED_ERROR)
+        unit.back_to_waiting(job, Outcome.EXPIRED, error=rec.EXPIRED_ERROR)

@@ -19,7 +19,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import chain
 from operator import attrgetter
-from sqlite3 import Connection
+from sqlite3 import Connection, Cursor
 from typing import Any
 
 import msgspec
@@ -56,16 +56,6 @@ INLINE_PAYLOAD = 1024
 TOKEN_LENGTH = 24
 
 
-class Transaction(msgspec.Struct):
-    """A connection in a transaction."""
-
-    connection: Connection
-    outbox: list[JobRecord] | None = None
-    """Takes the jobs for failure queues, where those are kept in other databases."""
-    notifies: bool = False
-    """True if the commit wakes waiters."""
-
-
 def _read(family: str, package: str) -> dict[str, str]:
     text = (files(package) / "sql" / f"{family}.sql").read_text("utf-8")
     pieces = _NAME.split(text)[1:]
@@ -100,22 +90,47 @@ def in_steps(statement: str, count: int) -> Iterator[tuple[str, int]]:
             yield _for_rows(statement, size), end
 
 
-def insert_rows(connection: Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Run a `/*rows*/` statement over all rows."""
-    start = 0
-    for step, end in in_steps(statement, len(rows)):
-        connection.execute(step, list(chain.from_iterable(rows[start:end])))
-        start = end
-
-
-def fetch(transaction: Transaction, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
-    """Return the value that a statement returns as JSON."""
-    (text,) = transaction.connection.execute(statement, values).fetchone()
-    return msgspec.json.decode(text)
-
-
 _QUEUES = load("queues")
 _FIRST = -(2**63)
+
+
+class Transaction(msgspec.Struct):
+    """A connection in a transaction."""
+
+    connection: Connection
+    outbox: list[JobRecord] | None = None
+    """Takes the jobs for failure queues, where those are kept in other databases."""
+    notifies: bool = False
+    """True if the commit wakes waiters."""
+
+    @property
+    def execute(self) -> Callable[..., Cursor]:
+        return self.connection.execute
+
+    def insert_rows(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Run a `/*rows*/` statement over all rows."""
+        start = 0
+        for step, end in in_steps(statement, len(rows)):
+            self.execute(step, list(chain.from_iterable(rows[start:end])))
+            start = end
+
+    def fetch(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
+        """Return the value that a statement returns as JSON."""
+        (text,) = self.execute(statement, values).fetchone()
+        return msgspec.json.decode(text)
+
+    def queue_id(self, name: str) -> int:
+        """The queue's number; a queue nobody knew yet gets one."""
+        row = self.execute(_QUEUES["id_of"], (name,)).fetchone()
+        if row is not None:
+            return int(row[0])
+        return self.execute(_QUEUES["add"], (name, *astuple(QueueSettings()))).lastrowid or 0
+
+    def is_next_due(self, queue: int, run_at: Micros) -> bool:
+        """True if a scheduled job is due before all others, so that waiters must learn of it."""
+        values = {"queue": queue, "since": _FIRST}
+        (earliest,) = self.execute(_QUEUES["earliest_scheduled"], values).fetchone()
+        return earliest is not None and run_at <= earliest
 
 
 # -- records and rows -----------------------------------------------------------------------------------------
@@ -132,27 +147,32 @@ class Spec(msgspec.Struct, omit_defaults=True):
     backoff_min_us: Micros = DEFAULT_BACKOFF_MIN
     backoff_max_us: Micros = DEFAULT_BACKOFF_MAX
 
+    @classmethod
+    def of(cls, record: JobRecord) -> Spec:
+        return cls(*_spec_values(record))
+
+    @classmethod
+    def read(cls, text: str | None) -> Spec:
+        return cls() if text is None else _decode_spec(text)
+
+    def text(self) -> str | None:
+        return None if self == Spec() else to_json(self)
+
 
 _encode = msgspec.json.Encoder().encode
 _decode_spec = msgspec.json.Decoder(Spec).decode
-spec_values: Callable[[object], tuple[Any, ...]] = attrgetter(*Spec.__struct_fields__)
-DEFAULT_SPEC = spec_values(Spec())
+_spec_values: Callable[[object], tuple[Any, ...]] = attrgetter(*Spec.__struct_fields__)
+_DEFAULT_SPEC = _spec_values(Spec())
 
 
 def to_json(value: Any) -> str:
     return _encode(value).decode()
 
 
-def spec_of(record: JobRecord) -> Spec:
-    return Spec(*spec_values(record))
-
-
-def spec_text(spec: Spec) -> str | None:
-    return None if spec == Spec() else to_json(spec)
-
-
-def read_spec(text: str | None) -> Spec:
-    return Spec() if text is None else _decode_spec(text)
+def spec_texts(records: Sequence[JobRecord]) -> list[str | None]:
+    """The specs of new jobs; one for all of them if they use only defaults."""
+    specs = list(map(_spec_values, records))
+    return [None] if specs.count(_DEFAULT_SPEC) == len(specs) else [Spec(*one).text() for one in specs]
 
 
 def apply_spec(record: JobRecord, text: str) -> None:
@@ -192,32 +212,7 @@ def lease_token(secret: str, seq: int) -> str:
     return f"{secret}{seq:x}"
 
 
-# -- queues and counters --------------------------------------------------------------------------------------
-
-
-def queue_ids(transaction: Transaction, name: str | None) -> list[int]:
-    """The number of a queue, if it is known; the numbers of all queues if the name is None."""
-    return [number for (number,) in transaction.connection.execute(_QUEUES["ids"], {"name": name})]
-
-
-def queue_id(transaction: Transaction, name: str) -> int:
-    """The queue's number; a queue nobody knew yet gets one."""
-    row = transaction.connection.execute(_QUEUES["id_of"], (name,)).fetchone()
-    if row is not None:
-        return int(row[0])
-    return transaction.connection.execute(_QUEUES["add"], (name, *astuple(QueueSettings()))).lastrowid or 0
-
-
-def forget_queue(transaction: Transaction, number: int) -> None:
-    """A queue that was only named: every job for it was known before, elsewhere."""
-    transaction.connection.execute(_QUEUES["remove"], (number,))
-
-
-def is_next_due(transaction: Transaction, queue: int, run_at: Micros) -> bool:
-    """True if a scheduled job is due before all others, so that waiters must learn of it."""
-    values = {"queue": queue, "since": _FIRST}
-    (earliest,) = transaction.connection.execute(_QUEUES["earliest_scheduled"], values).fetchone()
-    return earliest is not None and run_at <= earliest
+# -- counters -------------------------------------------------------------------------------------------------
 
 
 class Counts:
@@ -253,13 +248,13 @@ class Counts:
         self._ends[queue] = max(over_at, self._ends.get(queue, over_at))
 
     def flush(self) -> None:
-        execute = self._transaction.connection.execute
         for queue, run_at in self._scheduled.items():
-            if queue not in self._stirred and is_next_due(self._transaction, queue, run_at):
+            if queue not in self._stirred and self._transaction.is_next_due(queue, run_at):
                 self._stirred.add(queue)
         for queue in self._stirred - self._deltas.keys():
             self._deltas[queue] = [0] * 10
         for queue, deltas in self._deltas.items():
-            execute(_QUEUES["count"], (*deltas, queue in self._stirred, self._ends.get(queue, 0), queue))
+            values = (*deltas, queue in self._stirred, self._ends.get(queue, 0), queue)
+            self._transaction.execute(_QUEUES["count"], values)
         if self._stirred:
             self._transaction.notifies = True

@@ -209,7 +209,7 @@ def get(segments: Segments, job_ids: Sequence[str]) -> dict[str, JobRecord]:
 
 def _retention(transaction: Transaction, now: Micros) -> tuple[Micros, Micros]:
     """Return the instants by which jobs and rows must have ended to be removed."""
-    found = transaction.connection.execute(_SQL["retention"], {"now": now, "always": ALWAYS}).fetchone()
+    found = transaction.execute(_SQL["retention"], {"now": now, "always": ALWAYS}).fetchone()
     return found or (ALWAYS, ALWAYS)
 
 
@@ -239,7 +239,7 @@ def prune(
         jobs += len(gone)
         gone, oldest = _oldest(segment.rows(entry), "oldest_rows", rows_by, most_rows - rows)
         if gone:
-            transaction.connection.execute(_OPERATE["trimmed"], (max(seq for _, seq in gone),))
+            transaction.execute(_OPERATE["trimmed"], (max(seq for _, seq in gone),))
             left, (at, seq) = entry.rows - len(gone), gone[-1]
             entry = replace(entry, rows=left, rows_gone_at=at, rows_gone_seq=seq, oldest_row=oldest)
         rows += len(gone)
@@ -252,7 +252,7 @@ def _oldest(
     transaction: Transaction, statement: str, by: Micros, limit: int
 ) -> tuple[list[tuple[Any, ...]], Micros]:
     """Return up to `limit` items that ended by an instant, oldest first, and the end of the item after them."""
-    found = transaction.connection.execute(_SQL[statement], (max(0, limit) + 1,)).fetchall()
+    found = transaction.execute(_SQL[statement], (max(0, limit) + 1,)).fetchall()
     gone = [one for one in found[:limit] if one[0] <= by] if limit > 0 else []
     return gone, found[len(gone)][0] if len(found) > len(gone) else 0
 
@@ -274,8 +274,8 @@ def remove(
 
 def _forget(transaction: Transaction, jobs: Sequence[tuple[str, int]]) -> None:
     """Remove the traces that jobs in segments, given by id and state, have in the image: counters and idempotency keys."""
-    transaction.connection.execute(_SQL["forget_keys"], (to_json([job_id for job_id, _ in jobs]),))
-    (queue,) = transaction.connection.execute(_SQL["queue_number"]).fetchone()
+    transaction.execute(_SQL["forget_keys"], (to_json([job_id for job_id, _ in jobs]),))
+    (queue,) = transaction.execute(_SQL["queue_number"]).fetchone()
     counts = Counts(transaction)
     for state, number in Counter(state for _, state in jobs).items():
         counts.move(queue, state, None, number)

@@ -20,21 +20,13 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from enum import Enum, auto
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from itertools import chain
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 from zlib import crc32
 
 import msgspec
 
-from taskharbor.drivers.objectstore.blobs import (
-    Blob,
-    Blobs,
-    Conflict,
-    Refused,
-    Unclear,
-    Version,
-    retry_delays,
-)
+from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, Refused, Unclear, Version, retry_delays
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import Micros
 
@@ -66,27 +58,22 @@ _log = logging.getLogger(__name__)
 # -- the envelope ---------------------------------------------------------------------------------------------
 
 
-class Fate(Enum):
-    """The fate of a write, as a later content tells it."""
-
-    LANDED = auto()
-    REFUSED = auto()
-    """Another commit has its place, so it can never land."""
-    OPEN = auto()
-    """The content is older than the write: it may still land."""
-    FORGOTTEN = auto()
-    """So many commits followed that the ring has lost its id."""
+Fate: TypeAlias = Literal["landed", "refused", "open", "forgotten"]
+"""The fate of a write, as a later content tells it. Refused: another commit has its place, so it can never land. Open: the
+content is older than the write, which may still land. Forgotten: so many commits followed that the ring has lost its id."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    format: int
-    lineage: bytes
+    """The defaults are those of an object that does not exist yet."""
+
+    format: int = FORMAT
+    lineage: bytes = msgspec.field(default_factory=lambda: secrets.token_bytes(8))
     """Made with the object. It distinguishes an object that was removed and made again from an older content of itself."""
-    epoch: int
+    epoch: int = 0
     """The epoch of the leader that may write without reading first; 0: there never was one."""
-    serial: int
+    serial: int = 0
     """The number of commits so far."""
-    ring: bytes
+    ring: bytes = b""
     """Ids of the last commits, the newest last."""
     packing: int = _PLAIN
     checksum: int = 0
@@ -96,11 +83,11 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Return the fate of a write whose commit has that number."""
         back = self.serial - serial
         if back < 0:
-            return Fate.OPEN
+            return "open"
         end = len(self.ring) - back * ID_BYTES
         if end < ID_BYTES:
-            return Fate.FORGOTTEN
-        return Fate.LANDED if self.ring[end - ID_BYTES : end] == commit else Fate.REFUSED
+            return "forgotten"
+        return "landed" if self.ring[end - ID_BYTES : end] == commit else "refused"
 
     def is_before(self, other: Header) -> bool:
         """True for an older content of the same object."""
@@ -110,15 +97,6 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The header of the next content."""
         ring = (self.ring + commit)[-RING * ID_BYTES :]
         return Header(FORMAT, self.lineage, epoch, self.serial + 1, ring)
-
-
-def new_header() -> Header:
-    """The header of an object that does not exist yet."""
-    return Header(FORMAT, secrets.token_bytes(8), 0, 0, b"")
-
-
-def new_commit() -> bytes:
-    return secrets.token_bytes(ID_BYTES)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -216,11 +194,11 @@ class WriteAttempt(msgspec.Struct, eq=False):
     def is_settled(self, header: Header, where: str) -> bool:
         """Return True if this content tells the fate of the write. Then its callers have an answer, or their calls run again."""
         match header.fate(self.serial, self.commit):
-            case Fate.OPEN:
+            case "open":
                 return False
-            case Fate.LANDED:
+            case "landed":
                 answer(self.outcomes)
-            case Fate.FORGOTTEN:
+            case "forgotten":
                 error = BackendUnavailable(
                     f"{where}: so many others wrote meanwhile that it cannot be told whether this change was made; "
                     "repeating it is safe"
@@ -424,7 +402,8 @@ class CasObject(Generic[S]):
                     is_fresh = True
                 if not keep_unanswered(calls) or await self._run(calls, is_fresh=is_fresh):
                     return
-                delays = delays or _delays()
+                # The first further run comes at once.
+                delays = delays or chain([0.0], retry_delays(first=0.005, most=0.5, tries=1_000_000))
                 calls += self._waiting
                 self._waiting.clear()
         except TaskHarborError as error:
@@ -491,7 +470,7 @@ class CasObject(Generic[S]):
 
     async def _write(self, held: Content[S], outcomes: list[Outcome]) -> bool:
         """Try once to replace the held content, under our epoch or as one of several writers."""
-        commit = new_commit()
+        commit = secrets.token_bytes(ID_BYTES)
         epoch = held.header.epoch if self._term is None else self._term.epoch
         header = held.header.after(commit, epoch=epoch)
         body = held.state.serialize()
@@ -532,34 +511,35 @@ class CasObject(Generic[S]):
 
     async def _read(self) -> Content[S]:
         """Return the stored content. It is never older than a content that is known to have landed."""
-        delays: Iterator[float] | None = None
-        while True:
-            found = self._unpacked(await self._blobs.read(self.name))
-            newest = self._newest
-            if newest is None or not (found.version is None or found.header.is_before(newest)):
-                return found
-            delays = delays or retry_delays()
-            delay = next(delays, None)
-            if delay is None:
+        newest = self._newest
+        for delay in chain([0.0], retry_delays()):
+            if delay:
+                await asyncio.sleep(delay)
+            found = await self._fetch()
+            if newest is None or (found is not None and not found.header.is_before(newest)):
                 break
-            await asyncio.sleep(delay)
-        if found.version is None:
-            return found  # It was removed. Making it again is as safe as making it for the first time.
-        raise BackendUnavailable(f"{self.where} shows an older content than it had before; try again later")
+        else:
+            if found is not None:
+                raise BackendUnavailable(
+                    f"{self.where} shows an older content than it had before; try again later"
+                )
+        # If it was removed, making it again is as safe as making it for the first time.
+        return found or Content(self._decode(b""), Header(), None)
 
     async def _reread(self) -> bool:
         """Compare with the object. Returns True if there was another content, which is held from now on."""
         self._must_compare = False
         held = self._content()
-        blob = await self._blobs.read(self.name, held.version)
-        if blob is None or (other := self._unpacked(blob)).header.is_before(held.header):
+        other = await self._fetch(held.version)
+        if other is None or other.header.is_before(held.header):
             return False
         self._accept(other)
         return True
 
-    def _unpacked(self, blob: Blob | None) -> Content[S]:
+    async def _fetch(self, unless: Version | None = None) -> Content[S] | None:
+        blob = await self._blobs.read(self.name, unless)
         if blob is None:
-            return Content(self._decode(b""), new_header(), None)
+            return None
         header, body = unseal(blob.data, self.where)
         self._note_size(len(body))
         return Content(self._decode(body), header, blob.version)
@@ -577,12 +557,6 @@ class CasObject(Generic[S]):
 
     def _is_deposed(self) -> Deposed:
         return Deposed(f"{self.where}: another broker leads now; this one has stopped writing")
-
-
-def _delays() -> Iterator[float]:
-    """Yield the seconds before each further run of the calls. The first run comes at once."""
-    yield 0.0
-    yield from retry_delays(first=0.005, most=0.5, tries=1_000_000)
 
 
 def _callers(calls: list[Call]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final, Self
 
 import msgspec
@@ -65,10 +65,10 @@ class CatalogState:
             raise BackendUnavailable("the store's catalog is gone: somebody removed it; open the store anew")
         return self.entries
 
-    def add_queues(self, wanted: Iterable[str]) -> list[str]:
+    def add_queues(self, wanted: Sequence[str]) -> list[str]:
         """Add queues, and return all queues."""
         queues = self.made().queues
-        new = [queue for queue in wanted if queue not in queues]
+        new = [queue for queue in dict.fromkeys(wanted) if queue not in queues]
         queues += new
         self.touched |= bool(new)
         return list(queues)
@@ -88,7 +88,7 @@ class Catalog:
         self.store_id = ""
         """Unique for every store that was ever made, even at the same place."""
         self.shards = 0
-        self.known: dict[str, None] = {}
+        self.known: set[str] = set()
         """The queues that this handle knows. A queue is never removed."""
         self._wanted_shards = shards
 
@@ -111,7 +111,7 @@ class Catalog:
                     f"write shards={entries.shards} or leave the option out"
                 )
             self.store_id, self.shards = entries.store_id, entries.shards
-            self._learn(entries.queues)
+            self.known.update(entries.queues)
         return self
 
     def _make(self, state: CatalogState) -> Entries:
@@ -120,19 +120,15 @@ class Catalog:
             state.touched = True
         return state.entries
 
-    async def add_queues(self, queues: Iterable[str]) -> None:
-        """Add queues before they get their first job or setting. Costs nothing for known queues."""
-        unknown = [queue for queue in dict.fromkeys(queues) if queue not in self.known]
-        if unknown:
-            self._learn(await self.object.change(lambda state: state.add_queues(unknown)))
+    async def add_queues(self, queues: Sequence[str]) -> None:
+        """Add queues before they get their first job or setting."""
+        self.known.update(await self.object.change(lambda state: state.add_queues(queues)))
 
     async def queues(self) -> list[str]:
         """Return all queues."""
-        self._learn(await self.object.look(lambda state: list(state.made().queues)))
-        return list(self.known)
-
-    def _learn(self, queues: Iterable[str]) -> None:
-        self.known.update(dict.fromkeys(queues))
+        found = await self.object.look(lambda state: list(state.made().queues))
+        self.known.update(found)
+        return found
 
     async def leading(self) -> tuple[int, Leader | None]:
         """Return epoch and leader as the store has them now."""

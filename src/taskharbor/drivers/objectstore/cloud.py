@@ -12,15 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from taskharbor.drivers.objectstore.blobs import (
-    Blob,
-    Blobs,
-    Conflict,
-    Data,
-    Unclear,
-    Version,
-    retry_delays,
-)
+from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Conflict, Data, Unclear, Version, retry_delays
 from taskharbor.errors import BackendUnavailable, InvalidRequest, MissingExtra, TaskHarborError
 from taskharbor.jobs import Micros, to_micros
 

@@ -127,7 +127,7 @@ class Compaction:
     def _is_full(self, transaction: Transaction) -> bool:
         rows, size = self._options.segment_rows, self._options.segment_bytes
         values = {"rows": rows, "bytes": size, "is_large": self._shard.state.size >= size}
-        (is_full,) = transaction.connection.execute(_SQL["is_full"], values).fetchone()
+        (is_full,) = transaction.execute(_SQL["is_full"], values).fetchone()
         return bool(is_full)
 
     def _to_merge(self, transaction: Transaction) -> list[Entry] | None:
@@ -146,7 +146,7 @@ class Compaction:
         """Return loose segments that are to be removed."""
         now = wall_clock()
         values = (now - ABANDONED_AFTER, now - round(self._options.grace * SECOND))
-        return [name for (name,) in transaction.connection.execute(_SQL["overdue"], values)]
+        return [name for (name,) in transaction.execute(_SQL["overdue"], values)]
 
     # -- what is done -------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class Compaction:
             return await asyncio.to_thread(pack, name, 0, rows, jobs)
 
         def replace(transaction: Transaction, entry: Entry) -> bool:
-            execute = transaction.connection.execute
+            execute = transaction.execute
             found = execute(_SQL["taken"], (entry.last_row, numbers)).fetchone()
             if found != (entry.rows, entry.jobs):
                 return False
@@ -211,7 +211,7 @@ class Compaction:
         entry, data = await build(name)
 
         def put_in_place(transaction: Transaction) -> bool:
-            if not _execute(transaction, "end", (name,)):
+            if not transaction.execute(_SQL["end"], (name,)).rowcount:
                 return False
             if not replace(transaction, entry):
                 retire(transaction, [name])
@@ -231,28 +231,26 @@ class Compaction:
 
         def overdue(transaction: Transaction) -> list[str]:
             names = self._overdue(transaction)
-            _execute(transaction, "abandon", (to_json(names),))
+            transaction.execute(_SQL["abandon"], (to_json(names),))
             return names
 
         names = await self._change(overdue)
         await self._store.blobs.delete([f"{self._shard.log_folder}/{name}" for name in names])
         forgotten = (to_json(names),)
-        await self._change(lambda transaction: _execute(transaction, "forget", forgotten))
+        await self._change(lambda transaction: transaction.execute(_SQL["forget"], forgotten))
         return True
-
-
-def _execute(transaction: Transaction, statement: str, values: tuple[object, ...]) -> int:
-    """Execute a statement and return the number of changed rows."""
-    return transaction.connection.execute(_SQL[statement], values).rowcount
 
 
 def _is_busy(transaction: Transaction) -> bool:
     """Return True if some process has begun lately, by any clock."""
     now = wall_clock()
-    found = transaction.connection.execute(_SQL["busy"], (now - BUSY_FOR, now + BUSY_FOR)).fetchone()
+    found = transaction.execute(_SQL["busy"], (now - BUSY_FOR, now + BUSY_FOR)).fetchone()
     return found is not None
 
 
 def _begin(transaction: Transaction, name: str) -> bool:
     """Note the name of a segment before it is written, so that an abandoned one can be removed."""
-    return not _is_busy(transaction) and _execute(transaction, "begin", (name, wall_clock())) == 1
+    if _is_busy(transaction):
+        return False
+    transaction.execute(_SQL["begin"], (name, wall_clock()))
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from msgspec.structs import astuple, replace
 
@@ -78,8 +78,7 @@ async def _by_id(store: Store, call: op.Operation[A]) -> A:
     found: Any = await store.by_id(job_ids, ask)
     if isinstance(call, op.Get):
         found = [None if isinstance(answer, JobNotFound) else answer for answer in found]
-    answers: A = found
-    return answers
+    return cast(A, found)
 
 
 class ObjectStoreDriver(Driver):
@@ -194,7 +193,7 @@ class ObjectStoreDriver(Driver):
             parts.setdefault(shard, []).append(at)
         for shard, part in parts.items():
             await shard.refuse_when_full([records[at] for at in part])
-        await self.store.catalog.add_queues(shard.queue for shard in parts)
+        await store.add_queues(parts)
         elsewhere = {} if call.new_ids else await store.known_elsewhere(homes)
         answers = {at: rec.Enqueued(record.id, True) for at, record in enumerate(records)}
         first = take_numbers(len(records))
@@ -233,7 +232,7 @@ class ObjectStoreDriver(Driver):
         shards = shards[self._turn :] + shards[: self._turn]
 
         def has_work(transaction: Transaction) -> bool:
-            return transaction.connection.execute(_SQL["has_work"], {"now": call.now}).fetchone() is not None
+            return transaction.execute(_SQL["has_work"], {"now": call.now}).fetchone() is not None
 
         # Which of them are worth a change is seen of all of them at the same time.
         looks = await asyncio.gather(*(shard.look(has_work) for shard in shards), return_exceptions=True)
@@ -266,11 +265,12 @@ class ObjectStoreDriver(Driver):
                 f"max_inflight={most} cannot be shared by {number} shards, each of which needs one at least: "
                 f"allow {number} or more, or keep this queue in a store without shards"
             )
-        await self.store.catalog.add_queues([call.queue])
+        shards = self.store.shards_of(call.queue)
+        await self.store.add_queues(shards)
         await asyncio.gather(
             *(
-                shard.change(lambda transaction: operate.configure(transaction, *astuple(call)))
-                for shard in self.store.shards_of(call.queue)
+                one.change(lambda transaction: operate.configure(transaction, *astuple(call)))
+                for one in shards
             )
         )
 
@@ -367,7 +367,7 @@ class ObjectStoreDriver(Driver):
         parts: dict[Shard, list[int]] = {}
         for at, job in enumerate(jobs):
             parts.setdefault(self.store.shard_of(job), []).append(at)
-        await self.store.catalog.add_queues(shard.queue for shard in parts)
+        await self.store.add_queues(parts)
 
         async def publish(shard: Shard, part: list[int]) -> int:
             records, numbers = [jobs[at] for at in part], [first + at for at in part]

@@ -199,7 +199,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 def entries(transaction: Transaction) -> list[Entry]:
     """Return the entries in the order of their rows."""
-    return [_decode_entry(text) for (text,) in transaction.connection.execute(_SQL["entries"])]
+    return [_decode_entry(text) for (text,) in transaction.execute(_SQL["entries"])]
 
 
 # Most entries have not changed since the last look.
@@ -216,13 +216,13 @@ def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry
 def put_entry(transaction: Transaction, entry: Entry) -> None:
     """Store the entry of a segment, or retire the segment if nothing is left in it."""
     if entry.rows or entry.jobs:
-        transaction.connection.execute(_SQL["put"], (entry.name, entry.last_row, to_json(entry)))
+        transaction.execute(_SQL["put"], (entry.name, entry.last_row, to_json(entry)))
     else:
         retire(transaction, [entry.name])
 
 
 def retire(transaction: Transaction, names: Sequence[str]) -> None:
     """Retire segments that were replaced or are empty. Somebody may still be reading them."""
-    transaction.connection.execute(_SQL["drop"], (to_json(list(names)),))
+    transaction.execute(_SQL["drop"], (to_json(list(names)),))
     now = wall_clock()
     transaction.connection.executemany(_SQL["retire"], [(name, now) for name in names])

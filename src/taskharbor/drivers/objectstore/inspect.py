@@ -13,7 +13,7 @@ import binascii
 from collections.abc import Sequence
 from heapq import merge
 from itertools import accumulate, islice, pairwise, takewhile
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -37,32 +37,30 @@ _STEPS = 64
 # -- cursors --------------------------------------------------------------------------------------------------
 
 
-class Cursor(msgspec.Struct, array_like=True, frozen=True):
-    store_id: str
-    positions: dict[str, Annotated[int, Meta(ge=0, lt=engine.FOREVER)]]
-    """The number of the last row that was read, for each shard. A cursor of jobs has one number, of the last job of a page."""
-
-
+# The id of the store, and for each shard the number of the last row that was read. A cursor of jobs has one number, of the last
+# job of a page.
+_Cursor: TypeAlias = tuple[str, dict[str, Annotated[int, Meta(ge=0, lt=engine.FOREVER)]]]
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
-_decode = msgspec.msgpack.Decoder(Cursor).decode
+_decode = msgspec.msgpack.Decoder(_Cursor).decode
 
 
 def _cursor(store_id: str, positions: dict[str, int]) -> str:
-    return base64.urlsafe_b64encode(_encode(Cursor(store_id, positions))).decode().rstrip("=")
+    return base64.urlsafe_b64encode(_encode((store_id, positions))).decode().rstrip("=")
 
 
 def _positions(cursor: str, store_id: str, *, of_jobs: bool = False) -> dict[str, int]:
     try:
-        found = _decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        found: _Cursor = _decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (binascii.Error, ValueError, msgspec.MsgspecError):
-        found = None
-    if found is None or (of_jobs and len(found.positions) != 1):
+        found = ("", {})
+    its_store, positions = found
+    if not its_store or (of_jobs and len(positions) != 1):
         raise InvalidRequest(
             f"{cursor[:60]!r} is not a cursor of this store: pass on what the last page gave"
         )
-    if found.store_id != store_id:
+    if its_store != store_id:
         raise InvalidRequest("this cursor is of another store, or of one that was here before: begin anew")
-    return found.positions
+    return positions
 
 
 # -- jobs -----------------------------------------------------------------------------------------------------
@@ -221,16 +219,9 @@ async def log_streams(store: Store, call: op.LogStreams) -> rec.LogState:
     """Return the streams. Every image of a queue follows another, so the last number of a landed image is the end of its log."""
 
     async def stream(shard: Shard) -> rec.LogStream:
-        last, trimmed = await shard.look(
-            lambda transaction: transaction.connection.execute(_SQL["log_marks"]).fetchone()
-        )
-        return rec.LogStream(
-            name=shard.name,
-            queue=shard.queue,
-            last=shard.public_number(last),
-            trimmed=shard.public_number(trimmed),
-            is_dense=False,
-        )
+        marks = await shard.look(lambda transaction: transaction.execute(_SQL["log_marks"]).fetchone())
+        last, trimmed = map(shard.public_number, marks)
+        return rec.LogStream(name=shard.name, queue=shard.queue, last=last, trimmed=trimmed, is_dense=False)
 
     return rec.LogState(store.catalog.store_id, await asyncio.gather(*map(stream, await store.shards())))
 
@@ -264,7 +255,7 @@ async def split_jobs(store: Store, call: op.SplitJobs) -> list[rec.JobShare]:
     """Split queue by queue, because a listing of several queues reads a page of each."""
 
     def step(transaction: Transaction) -> list[tuple[int, int]]:
-        points = [(seq, 1) for (seq,) in transaction.connection.execute(_SQL["job_numbers"])]
+        points = [(seq, 1) for (seq,) in transaction.execute(_SQL["job_numbers"])]
         for entry in entries(transaction):
             points += _spread(entry.first_job, entry.last_job, entry.jobs)
         return points

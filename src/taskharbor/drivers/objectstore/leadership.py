@@ -27,17 +27,15 @@ from taskharbor.jobs import SECOND, Micros
 if TYPE_CHECKING:
     from taskharbor.drivers.objectstore.queue import Store
 
-DEFAULT_TERM = 15.0
 _AT_ONCE = 16
 _log = logging.getLogger(__name__)
 
 
-class UnreadState:
+class UnreadState(msgspec.Struct):
     """The unread body of an object: a new leader changes the epoch and keeps the body."""
 
-    def __init__(self, body: bytes) -> None:
-        self.body = body
-        self.touched = False
+    body: bytes
+    touched: bool = False
 
     def sign(self) -> None:
         self.touched = True
@@ -63,12 +61,7 @@ class Leadership:
     """One candidate. `run()` stands by, leads, and stands by again if another leader takes over."""
 
     def __init__(
-        self,
-        store: Store,
-        *,
-        url: str,
-        term: float = DEFAULT_TERM,
-        monotonic: Callable[[], Micros] = steady_us,
+        self, store: Store, *, url: str, term: float, monotonic: Callable[[], Micros] = steady_us
     ) -> None:
         """`url`: the address of this broker for clients, if it leads. `term`: the longest silence in seconds."""
         self.leads = asyncio.Event()
@@ -116,17 +109,14 @@ class Leadership:
         self._nudged.set()
 
     async def _rest(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._rest_us() / SECOND):
-                await self._nudged.wait()
-        self._nudged.clear()
-
-    def _rest_us(self) -> Micros:
-        """Return the time until something is due: a renewal, a look, or the end of another's term."""
+        """Wait until something is due: a renewal, a look, or the end of another's term."""
         rest = self._length // 3
         if self._term is None and self._leader is not None:
             rest = min(rest, self._seen_since + _longest_silence(self._leader) - self._monotonic())
-        return max(rest, 1000)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(rest, 1000) / SECOND):
+                await self._nudged.wait()
+        self._nudged.clear()
 
     async def take_step(self) -> None:
         """Take the step that is due: renew, or look for a leader and take over if there is none."""

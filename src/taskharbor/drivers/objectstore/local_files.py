@@ -14,9 +14,9 @@ import secrets
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,8 +39,6 @@ _LOCKS = 64
 _ABANDONED_AFTER = 3600.0
 _LOCK_WITHIN = 10.0
 _THREADS = 8
-
-_random = random.Random()
 
 
 class LocalFiles(Blobs):
@@ -109,10 +107,6 @@ class LocalFiles(Blobs):
             )
         return self._root.joinpath(*parts)
 
-    def _tag(self, path: Path) -> str | None:
-        blob = self._read(path, size=0)
-        return None if blob is None else blob.version.tag
-
     def _read(self, path: Path, unless: Version | None = None, size: int | None = None) -> Blob | None:
         try:
             with path.open("rb", buffering=0) as file:
@@ -151,7 +145,12 @@ class LocalFiles(Blobs):
         self._make_folder(path.parent)
         prepared = self._unfinished / secrets.token_hex(12)
         try:
-            self._fill(prepared, (_MAGIC + tag, *(data if isinstance(data, tuple) else (data,))))
+            descriptor = os.open(prepared, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines((_MAGIC + tag, *(data if isinstance(data, tuple) else (data,))))
+                file.flush()
+                if self._sync:
+                    os.fsync(file.fileno())
             with self._locked(name):
                 self._compare(name, path, expected)
                 os.rename(prepared, path)
@@ -163,17 +162,11 @@ class LocalFiles(Blobs):
         return Version(tag.hex())
 
     def _compare(self, name: str, path: Path, expected: str | None) -> None:
-        if expected != _ANYTHING and self._tag(path) != expected:
+        if expected == _ANYTHING:
+            return
+        blob = self._read(path, size=0)
+        if (None if blob is None else blob.version.tag) != expected:
             raise Refused(f"{self.where(name)} has another version")
-
-    def _fill(self, file: Path, parts: Iterable[bytes]) -> None:
-        """Write the whole file to the disk."""
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.writelines(parts)
-            opened.flush()
-            if self._sync:
-                os.fsync(opened.fileno())
 
     def _delete(self, paths: list[Path]) -> None:
         self._make_ready()
@@ -215,25 +208,20 @@ class LocalFiles(Blobs):
                         f"{self.place}: another process has held a lock for {_LOCK_WITHIN:g} s; is it stopped?"
                     ) from None
             # Waiting in flock itself could never be given up, should the holder be frozen.
-            time.sleep(0.0005 + _random.random() * 0.001)
+            time.sleep(random.uniform(0.0005, 0.0015))
 
     def _make_ready(self) -> None:
         """Make the folder before the first write. A reader makes nothing."""
         if not self._is_ready or not self._unfinished.is_dir():
             for folder in (self._locks, self._unfinished):
                 self._make_folder(folder)
-            self._sweep()
+            # Killed writers leave files behind. Somebody else may sweep too.
+            long_ago = time.time() - _ABANDONED_AFTER
+            for file in self._unfinished.glob("*"):
+                with suppress(FileNotFoundError):
+                    if file.stat().st_mtime < long_ago:
+                        file.unlink()
             self._is_ready = True
-
-    def _sweep(self) -> None:
-        """Remove files that killed writers have left behind."""
-        long_ago = time.time() - _ABANDONED_AFTER
-        for file in self._unfinished.glob("*"):
-            try:
-                if file.stat().st_mtime < long_ago:
-                    file.unlink()
-            except FileNotFoundError:
-                pass  # Somebody else sweeps too.
 
     def _make_folder(self, folder: Path) -> None:
         missing = []

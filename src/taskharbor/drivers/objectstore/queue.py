@@ -163,9 +163,12 @@ class Shard:
 
     async def known(self, job_ids: Sequence[str]) -> set[str]:
         """Return the ids that this shard has, in its image or in a segment."""
-        here, segments = await self.look_with(
-            lambda transaction: (known_ids(transaction, job_ids), holding_jobs(transaction, job_ids))
-        )
+
+        def step(transaction: Transaction) -> tuple[set[str], list[Entry]]:
+            rows = transaction.execute(_SQL["known_ids"], (to_json(list(job_ids)),))
+            return {job_id for (job_id,) in rows}, holding_jobs(transaction, job_ids)
+
+        here, segments = await self.look_with(step)
         return here | archive.get(segments, job_ids).keys()
 
     async def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
@@ -221,7 +224,7 @@ class Shard:
             await self.store.deliver(notices)
             ids = to_json([notice.id for notice in notices])
             await self.change(
-                lambda transaction, ids=ids: transaction.connection.execute(_SQL["remove_notices"], (ids,))  # type: ignore[misc]
+                lambda transaction, ids=ids: transaction.execute(_SQL["remove_notices"], (ids,))  # type: ignore[misc]
             )
 
     def _end_delivery(self, task: asyncio.Task[None]) -> None:
@@ -243,12 +246,6 @@ class Shard:
             self._second_try.cancel()
         await self.compaction.close()
         await self.settled()
-
-
-def known_ids(transaction: Transaction, job_ids: Sequence[str]) -> set[str]:
-    """Return the ids that the image has."""
-    rows = transaction.connection.execute(_SQL["known_ids"], (to_json(list(job_ids)),))
-    return {job_id for (job_id,) in rows}
 
 
 def accept(
@@ -347,6 +344,12 @@ class Store:
         queues = await self.catalog.queues() if queue is None else [queue]
         return [shard for name in queues for shard in self.shards_of(name)]
 
+    async def add_queues(self, shards: Iterable[Shard]) -> None:
+        """Add the queues of these shards to the catalog before they get their first job or setting."""
+        # The catalog is not asked for known queues: this is on the way of every enqueue.
+        if unknown := [shard.queue for shard in shards if shard.queue not in self.catalog.known]:
+            await self.catalog.add_queues(unknown)
+
     def _shard(self, queue: str, number: int) -> Shard:
         shard = self._shards.get((queue, number))
         if shard is None:
@@ -374,7 +377,7 @@ class Store:
         parts: dict[Shard, list[JobRecord]] = {}
         for notice in notices:
             parts.setdefault(self.shard_of(notice), []).append(notice)
-        await self.catalog.add_queues(shard.queue for shard in parts)
+        await self.add_queues(parts)
         await asyncio.gather(
             *(
                 shard.enqueue(part, [take_numbers(1) for _ in part], part[0].created_at_us)

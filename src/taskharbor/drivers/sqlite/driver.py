@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 from msgspec.structs import astuple
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Capabilities, Driver, Woken
+from taskharbor.drivers.contract import Capabilities, Driver, Release, Woken
 from taskharbor.drivers.engine import settle
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
 from taskharbor.drivers.engine.tables import Transaction
@@ -46,7 +46,7 @@ from taskharbor.jobs import JobRecord, Micros
 
 A = TypeVar("A")
 T = TypeVar("T")
-Undo: TypeAlias = Callable[[Any], Callable[[Transaction], Any] | None]
+Undo: TypeAlias = Callable[[Transaction, Any], Any]
 
 _FIRST_PAUSE = 0.000_3
 _LONGEST_PAUSE = 0.001
@@ -181,10 +181,9 @@ class SQLiteDriver(Driver):
         return await wait(self._source, call)
 
 
-def _release(jobs: Sequence[JobRecord], now: Micros) -> Callable[[Transaction], None] | None:
-    """Gives back what a caller reserved who was cancelled: else the jobs would stall until their leases expire."""
-    leases = [lease for job in jobs if (lease := job.lease) is not None]
-    return (lambda tx: settle.release_all(tx, leases, now)) if leases else None
+def _release(transaction: Transaction, jobs: Sequence[JobRecord], now: Micros) -> None:
+    """Give back what a caller reserved who was cancelled: else the jobs would stall until their leases expire."""
+    settle.settle(transaction, [Release(job.id, job.token or "") for job in jobs], now)
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +239,7 @@ class Database:
     # -- asked from any event loop ------------------------------------------------------------------------
 
     async def write(self, run: Callable[[Transaction], T], undo: Undo | None = None) -> T:
-        """Run in a write transaction. `undo` makes the operation that takes back a result nobody received."""
+        """Run in a write transaction. `undo` takes back a result that nobody received."""
         return await self._ask(self._writes, run, undo)
 
     async def read(self, run: Callable[[Transaction], T]) -> T:
@@ -249,13 +248,14 @@ class Database:
 
     async def _ask(self, inbox: Inbox, run: Callable[[Transaction], T], undo: Undo | None = None) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._put(inbox, QueuedCall(run, future, undo))
+        operation = QueuedCall(run, future, undo)
+        self._put(inbox, operation)
         try:
             return await future
         except asyncio.CancelledError:
             # Answered, but cancelled before the answer was taken.
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._take_back(undo, future.result())
+                self._take_back(operation)
             raise
 
     def _put(self, inbox: Inbox, operation: QueuedCall[Any]) -> None:
@@ -268,11 +268,11 @@ class Database:
             raise BackendUnavailable(f"{self.options.path} is closed: open() the driver first")
         inbox.put(operation)
 
-    def _take_back(self, undo: Undo | None, result: Any) -> None:
-        operation = None if undo is None else undo(result)
-        if operation is not None:
+    def _take_back(self, operation: QueuedCall[Any]) -> None:
+        undo, result = operation.undo, operation.result
+        if undo is not None and result and operation.error is None:
             with contextlib.suppress(BackendUnavailable):
-                self._put(self._writes, QueuedCall(operation))
+                self._put(self._writes, QueuedCall(lambda tx: undo(tx, result)))
 
     # -- the writer's thread ------------------------------------------------------------------------------
 
@@ -295,8 +295,12 @@ class Database:
         is_running = True
         while is_running:
             group, is_running = self._take_group()
-            if group:
-                self._commit_group(connection, group)
+            notifies = bool(group) and self._commit_group(connection, group)
+            self._answer(group)
+            if notifies and self.notifications.waiters:
+                self.notifications.notify()
+            if notifies and os.path.isdir(self.pipes):
+                notify_processes(self.pipes)
         self._reader.join()
         with contextlib.suppress(sqlite3.Error):
             connection.close()
@@ -317,29 +321,16 @@ class Database:
             return group, True
         return group, False
 
-    def _commit_group(self, connection: Connection, group: list[QueuedCall[Any]]) -> None:
-        notifies = False
-        if len(group) > 1:
-            try:
-                notifies = self._commit(connection, group)
-            except Exception:
-                for operation in group:
-                    notifies = self._commit_alone(connection, operation) or notifies
-        else:
-            notifies = self._commit_alone(connection, group[0])
-        self._answer(group)
-        if notifies:
-            if self.notifications.waiters:
-                self.notifications.notify()
-            if os.path.isdir(self.pipes):
-                notify_processes(self.pipes)
-
-    def _commit_alone(self, connection: Connection, operation: QueuedCall[Any]) -> bool:
+    def _commit_group(self, connection: Connection, group: list[QueuedCall[Any]]) -> bool:
+        """Commit calls together, or each alone if that fails. True if the commit wakes waiters."""
         try:
-            return self._commit(connection, [operation])
+            return self._commit(connection, group)
         except Exception as error:
-            operation.error = translated(error, self.options.path)
-            return False
+            if len(group) == 1:
+                group[0].error = translated(error, self.options.path)
+                return False
+        alone = [self._commit_group(connection, [operation]) for operation in group]
+        return any(alone)
 
     def _commit(self, connection: Connection, group: list[QueuedCall[Any]]) -> bool:
         begin(connection, self.options.busy_timeout)
@@ -394,16 +385,14 @@ class Database:
             except RuntimeError:
                 # The loop was closed under its callers: nobody will ever take these.
                 for operation in operations:
-                    if operation.error is None:
-                        self._take_back(operation.undo, operation.result)
+                    self._take_back(operation)
 
     def _deliver(self, operations: list[QueuedCall[Any]]) -> None:
         for operation in operations:
             future = operation.future
             assert future is not None
             if future.done():
-                if operation.error is None:
-                    self._take_back(operation.undo, operation.result)
+                self._take_back(operation)
             elif operation.error is not None:
                 future.set_exception(operation.error)
             else:
@@ -413,17 +402,13 @@ class Database:
 def begin(connection: Connection, busy_timeout: float) -> None:
     """Start a write transaction, waiting for other processes' with short, random pauses."""
     pause = _FIRST_PAUSE
-    deadline: float | None = None
+    deadline = time.monotonic() + busy_timeout
     while True:
         try:
             connection.execute("BEGIN IMMEDIATE")
             return
         except sqlite3.OperationalError as error:
-            if not is_busy(error):
-                raise
-            instant = time.monotonic()
-            deadline = instant + busy_timeout if deadline is None else deadline
-            if instant >= deadline:
+            if not is_busy(error) or time.monotonic() >= deadline:
                 raise
         time.sleep(pause * (0.5 + random.random()))
         pause = min(pause * 1.5, _LONGEST_PAUSE)

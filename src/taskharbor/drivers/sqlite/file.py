@@ -6,17 +6,15 @@ Parsing a URL does no I/O, so a wrong option is found before any work.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Literal, TypeAlias
+from typing import Literal
 from urllib.parse import quote, unquote
 
 import msgspec
 
 from taskharbor.drivers.engine import schema_migrations
-from taskharbor.drivers.migrations import Migration
 from taskharbor.drivers.urls import Reader, choice, read_options, seconds
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 
@@ -36,19 +34,15 @@ _DAMAGED = {
     sqlite3.SQLITE_NOTADB: "the file is not an SQLite database; check the path",
 }
 
-Durability: TypeAlias = Literal["full", "normal"]
-
-DEFAULT_BUSY_TIMEOUT = 10.0
-
 _HOW = "write it like sqlite:///relative.db or sqlite:////absolute/path.db"
 
 
 class SQLiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
-    durability: Durability = "full"
+    durability: Literal["full", "normal"] = "full"
     """full: a commit is on the disk before it is answered. normal: the last commits before a power loss may be gone;
     the death of processes loses nothing either way."""
-    busy_timeout: float = DEFAULT_BUSY_TIMEOUT
+    busy_timeout: float = 10.0
     """Seconds to wait for another process's transaction before giving up."""
 
 
@@ -64,13 +58,11 @@ def parse_url(url: str) -> SQLiteOptions:
         raise InvalidRequest(f"{url!r} names no file: {_HOW}; for a store in memory use memory://")
     if "\0" in name or name.endswith("/"):
         raise InvalidRequest(f"{url!r} does not name a file: {_HOW}")
-    return msgspec.convert({"path": Path(name), **read_options(query, _OWN, "SQLite")}, SQLiteOptions)
-
-
-_OWN: dict[str, Reader] = {
-    "durability": choice("full", "normal"),
-    "busy_timeout": partial(seconds, least=0),
-}
+    readers: dict[str, Reader] = {
+        "durability": choice("full", "normal"),
+        "busy_timeout": partial(seconds, least=0),
+    }
+    return msgspec.convert({"path": Path(name), **read_options(query, readers, "SQLite")}, SQLiteOptions)
 
 
 def open_connection(options: SQLiteOptions, *, writing: bool) -> Connection:
@@ -82,6 +74,7 @@ def open_connection(options: SQLiteOptions, *, writing: bool) -> Connection:
     path = options.path
     if not path.parent.is_dir():
         raise BackendUnavailable(f"{path}: the folder {path.parent} does not exist; create it first")
+    connection: Connection | None = None
     try:
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode=rwc",
@@ -91,32 +84,23 @@ def open_connection(options: SQLiteOptions, *, writing: bool) -> Connection:
             cached_statements=512,
             timeout=max(options.busy_timeout, 1.0),
         )
-    except sqlite3.Error as error:
-        raise translated(error, path) from error
-    try:
-        _prepare(connection, options, writing)
-    except sqlite3.Error as error:
-        connection.close()
-        raise translated(error, path) from error
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise BackendUnavailable(f"{path}: this file system cannot hold a WAL database; use a local disk")
+        connection.execute(f"PRAGMA synchronous = {options.durability.upper()}")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA cache_size = -65536")
+        if writing:
+            # Debian builds SQLite to overwrite what is deleted; a queue deletes index entries all day long.
+            connection.execute("PRAGMA secure_delete = OFF")
+            connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        else:
+            connection.execute("PRAGMA query_only = ON")
+    except Exception as error:
+        if connection is not None:
+            connection.close()
+        raise translated(error, path) from None
     return connection
-
-
-def _prepare(connection: Connection, options: SQLiteOptions, writing: bool) -> None:
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        connection.close()
-        raise BackendUnavailable(
-            f"{options.path}: this file system cannot hold a WAL database; use a local disk"
-        )
-    connection.execute(f"PRAGMA synchronous = {options.durability.upper()}")
-    connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute("PRAGMA cache_size = -65536")
-    if writing:
-        # Debian builds SQLite to overwrite what is deleted; a queue deletes index entries all day long.
-        connection.execute("PRAGMA secure_delete = OFF")
-        connection.execute("PRAGMA wal_autocheckpoint = 4000")
-    else:
-        connection.execute("PRAGMA query_only = ON")
 
 
 def translated(error: Exception, path: Path) -> Exception:
@@ -146,11 +130,9 @@ def is_busy(error: sqlite3.Error) -> bool:
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def apply_pending(
-    connection: Connection, options: SQLiteOptions, known: Sequence[Migration] | None = None
-) -> list[str]:
+def apply_pending(connection: Connection, options: SQLiteOptions) -> list[str]:
     """Apply what is missing; the names of the steps taken. Safe when several processes start at once."""
-    steps = schema_migrations.known() if known is None else known
+    steps = schema_migrations.known()
     if not schema_migrations.pending(connection, options.path, steps):
         return []
     connection.execute("BEGIN IMMEDIATE")
@@ -174,9 +156,7 @@ def migrate(options: SQLiteOptions, *, dry_run: bool) -> list[str]:
     connection = open_connection(options, writing=not dry_run)
     try:
         if dry_run:
-            return [
-                migration.name for migration in schema_migrations.pending(connection, options.path, steps)
-            ]
+            return [one.name for one in schema_migrations.pending(connection, options.path, steps)]
         return apply_pending(connection, options)
     except Exception as error:
         raise translated(error, options.path) from error

@@ -58,8 +58,6 @@ class PipeSource:
         return POLL if self._pipe is None else POLL_WITH_PIPE
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not hasattr(os, "mkfifo"):
-            return
         hidden = self._folder / f"{_HIDDEN}{self._name}"
         try:
             self._folder.mkdir(exist_ok=True)
@@ -69,8 +67,8 @@ class PipeSource:
             self._pipe = os.open(hidden, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             os.rename(hidden, self._folder / self._name)
             loop.add_reader(self._pipe, self._read)
-        except (OSError, NotImplementedError):
-            # A folder that cannot be written, a file system without pipes, a loop without readers.
+        except (OSError, AttributeError, NotImplementedError):
+            # A folder that cannot be written, a system without pipes, a loop without readers.
             self.close()
 
     def _read(self) -> None:

@@ -4,6 +4,9 @@ SET paused = ?, max_inflight = ?, failure_queue = ?, keep_done_us = ?, keep_dead
     stirred = stirred + 1
 WHERE id = ?
 
+-- name: queues
+SELECT json_group_array(id) FROM queues WHERE :name IS NULL OR name = :name
+
 -- name: retention
 SELECT json_group_array(json_array(id, keep_done_us, keep_dead_us, keep_attempts_us)) FROM queues
 

@@ -1,9 +1,6 @@
 -- name: id_of
 SELECT id FROM queues WHERE name = ?
 
--- name: ids
-SELECT id FROM queues WHERE :name IS NULL OR name = :name
-
 -- name: add
 INSERT INTO queues (name, paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us)
 VALUES (?, ?, ?, ?, ?, ?, ?)
