@@ -63,14 +63,14 @@ STAGES = (
             "tests/chaos",
             "tests/drivers/postgres/test_postgres_chaos.py",
             "tests/drivers/redis/test_redis_chaos.py",
-            "tests/drivers/sqlite/test_sqlite_crash.py",
+            "tests/drivers/sqlite/test_sqlite_chaos.py",
         ),
         count=20,
         seeds=(
             "TASKHARBOR_OBJECTSTORE_CHAOS_SEED",
             "TASKHARBOR_POSTGRES_CHAOS_SEED",
             "TASKHARBOR_REDIS_CHAOS_SEED",
-            "TASKHARBOR_SQLITE_CRASH_SEED",
+            "TASKHARBOR_SQLITE_CHAOS_SEED",
         ),
     ),
     Stage(

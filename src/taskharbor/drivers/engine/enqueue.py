@@ -13,12 +13,13 @@ from taskharbor.drivers.contract import Enqueued, gather_flags
 from taskharbor.drivers.engine.loaded_jobs import Unit, new_job
 from taskharbor.drivers.engine.tables import (
     BLOCKED,
+    DEFAULT_SPEC,
     INLINE_PAYLOAD,
     Spec,
     Transaction,
     in_steps,
     load,
-    spec_texts,
+    spec_values,
     to_json,
 )
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
@@ -47,7 +48,7 @@ def enqueue(
     if not records:
         return []
     names = set(map(_queue_of, records))
-    known = {name: transaction.execute(_QUEUES["id_of"], (name,)).fetchone() for name in names}
+    known = {name: transaction.connection.execute(_QUEUES["id_of"], (name,)).fetchone() for name in names}
     queues = {name: transaction.queue_id(name) if row is None else row[0] for name, row in known.items()}
     if {*map(_key_of, records), *map(_idempotency_key_of, records)} == {None}:
         answers = _enqueue_plain(transaction, records, queues, now, numbers)
@@ -58,7 +59,7 @@ def enqueue(
         for name, row in known.items():
             if row is None and name not in used:
                 # It was only named: every job for it was known before, elsewhere.
-                transaction.execute(_QUEUES["remove"], (queues[name],))
+                transaction.connection.execute(_QUEUES["remove"], (queues[name],))
     return answers
 
 
@@ -69,11 +70,11 @@ def _enqueue_plain(
     now: Micros,
     numbers: Sequence[int],
 ) -> list[Enqueued]:
-    (last,) = transaction.execute(_SQL["last_seq"]).fetchone()
+    (last,) = transaction.connection.execute(_SQL["last_seq"]).fetchone()
     columns = {
         "seq": list(accumulate(numbers, lambda seq, least: max(seq + 1, least), initial=last))[1:] or [None],
         "queue_id": list(map(queues.get, map(_queue_of, records))),
-        "spec": spec_texts(records),
+        "spec": _specs(records),
         **{column: list(map(value_of, records)) for column, value_of in _VALUES.items()},
     }
     if _insert(transaction, columns, now) == len(records):
@@ -96,6 +97,12 @@ def _enqueue_plain(
     return answers
 
 
+def _specs(records: Sequence[JobRecord]) -> list[str | None]:
+    """The specs of new jobs; one for all of them if they use only defaults."""
+    specs = list(map(spec_values, records))
+    return [None] if specs.count(DEFAULT_SPEC) == len(specs) else [Spec(*one).text() for one in specs]
+
+
 def _insert(transaction: Transaction, columns: dict[str, list[Any]], now: Micros) -> int:
     """Store jobs and return their number. A column in which all jobs agree is bound once: each bound value has its cost."""
     own = {"id": columns["id"], "payload": columns["payload"]}
@@ -109,7 +116,9 @@ def _insert(transaction: Transaction, columns: dict[str, list[Any]], now: Micros
     rows = list(zip(*own.values(), strict=True))
     stored = start = 0
     for statement, end in _insert_statements(tuple(columns), tuple(own), len(rows)):
-        stored += transaction.execute(statement, [*shared, *chain.from_iterable(rows[start:end])]).rowcount
+        stored += transaction.connection.execute(
+            statement, [*shared, *chain.from_iterable(rows[start:end])]
+        ).rowcount
         start = end
     return stored
 
@@ -137,7 +146,7 @@ def _count(transaction: Transaction, new: Sequence[JobRecord], queues: dict[str,
         scheduled = sum(later.values())
         ready = sum(instants.values()) - scheduled
         stirs = ready > 0 or transaction.is_next_due(number, min(later))
-        transaction.execute(_SQL["count"], (ready, scheduled, stirs, number))
+        transaction.connection.execute(_SQL["count"], (ready, scheduled, stirs, number))
         transaction.notifies = transaction.notifies or stirs
 
 

@@ -149,7 +149,7 @@ class Spec(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, record: JobRecord) -> Spec:
-        return cls(*_spec_values(record))
+        return cls(*spec_values(record))
 
     @classmethod
     def read(cls, text: str | None) -> Spec:
@@ -161,18 +161,12 @@ class Spec(msgspec.Struct, omit_defaults=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode_spec = msgspec.json.Decoder(Spec).decode
-_spec_values: Callable[[object], tuple[Any, ...]] = attrgetter(*Spec.__struct_fields__)
-_DEFAULT_SPEC = _spec_values(Spec())
+spec_values: Callable[[object], tuple[Any, ...]] = attrgetter(*Spec.__struct_fields__)
+DEFAULT_SPEC = spec_values(Spec())
 
 
 def to_json(value: Any) -> str:
     return _encode(value).decode()
-
-
-def spec_texts(records: Sequence[JobRecord]) -> list[str | None]:
-    """The specs of new jobs; one for all of them if they use only defaults."""
-    specs = list(map(_spec_values, records))
-    return [None] if specs.count(_DEFAULT_SPEC) == len(specs) else [Spec(*one).text() for one in specs]
 
 
 def apply_spec(record: JobRecord, text: str) -> None:

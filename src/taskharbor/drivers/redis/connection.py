@@ -250,6 +250,7 @@ class Server:
     ) -> None:
         self._locate = locate
         self._options = options
+        self._waits = options.waits
         self._library = library
         self._by_eval = False
         """True if the server refused the library. Tried again with every new connection."""
@@ -400,7 +401,7 @@ class Server:
         WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has written
         everything, on another connection. So a key that vanishes at once is written in any case.
         """
-        if not self._options.waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
+        if not self._waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
             return b""
         options = self._options
         mark = pack(("SET", f"{calls[0].keys[0]}:waited", "", "PX", 1))
