@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from bulk.stores import KINDS, Behind, BehindBlobs, BehindPostgres, fresh_url, postgres_session
+from bulk.stores import KINDS, Behind, BehindBlobs, BehindPostgres, fresh_url
 from taskharbor.bulk.store import BulkStore, open_store
+from taskharbor.drivers.postgres.options import parse_url
 
 
 @pytest.fixture(params=KINDS)
@@ -17,8 +19,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with fresh_url(kind, tmp_path, request) as url:
+def url(kind: str, tmp_path: Path) -> Iterator[str]:
+    with fresh_url(kind, tmp_path) as url:
         yield url
 
 
@@ -31,8 +33,5 @@ def store(url: str, kind: str) -> Iterator[BulkStore]:
 
 @pytest.fixture
 def behind(url: str, kind: str) -> Iterator[Behind]:
-    if kind == "postgres":
-        with postgres_session(url) as session:
-            yield BehindPostgres(session)
-    else:
-        yield BehindBlobs(url)
+    with BehindPostgres(parse_url(url)) if kind == "postgres" else nullcontext(BehindBlobs(url)) as behind:
+        yield behind

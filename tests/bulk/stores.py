@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import psycopg
 import pytest
-from psycopg import sql
 
+from drivers.postgres.harness import Raw
 from records import make_record
 from taskharbor.bulk import publish_staged
 from taskharbor.bulk.stage import FOLDER, folder_of, new_write
@@ -22,10 +21,9 @@ from taskharbor.bulk.store import BulkStore
 from taskharbor.bulk.tables import Part
 from taskharbor.drivers.contract import DAY, Ack, Driver, Fail, JobFilter, QueueSettings, QueueStats, RetryAt
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND, Failure, JobRecord, to_micros
-from taskharbor_testkit.servers import drop_prefix, drop_schema, with_fresh_prefix, with_fresh_schema
+from taskharbor_testkit import servers
 
 T = TypeVar("T")
 NOW = 1_800_000_000_000_000
@@ -39,14 +37,14 @@ record = partial(make_record, now=NOW)
 
 
 @contextmanager
-def fresh_url(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+def fresh_url(kind: str, folder: Path) -> Iterator[str]:
     """A store of its own, which is removed afterwards."""
     if kind.startswith("postgres"):
-        yield (url := with_fresh_schema(request.getfixturevalue("postgres_server").url))
-        drop_schema(url)
+        yield (url := servers.with_fresh_schema(servers.given_or_shared_postgres().url))
+        servers.drop_schema(url)
     elif kind == "redis":
-        yield (url := with_fresh_prefix(request.getfixturevalue("redis_server").url))
-        drop_prefix(url)
+        yield (url := servers.with_fresh_prefix(servers.given_or_shared_redis().url))
+        servers.drop_prefix(url)
     elif kind == "memory":
         yield f"memory://{folder.name}"
         MemoryDriver.drop(folder.name)
@@ -70,9 +68,7 @@ def within(url: str, use: Callable[[Driver], Awaitable[T]]) -> T:
 # -- jobs and what became of them -----------------------------------------------------------------------------
 
 
-async def finish(
-    driver: Driver, count: int, name: str = "p", *, later: int = 0, queue: str = "plain"
-) -> None:
+async def finish(driver: Driver, count: int, name: str = "", *, later: int = 0, queue: str = "plain") -> None:
     """So many jobs, done at once: as many rows of the log."""
     now = await driver.time() + later
     records = [make_record(f"{name}{n}", queue=queue, now=now) for n in range(count)]
@@ -87,32 +83,25 @@ async def fill(driver: Driver) -> None:
     job = partial(make_record, now=now, queue="a")
 
     await driver.configure("b", QueueSettings(paused=True, max_inflight=7, failure_queue="graves"), now=now)
-    await driver.enqueue(
-        [
-            job("retried", priority=30, headers={"lang": ODD}, codec="raw", payload=b"\x00\xff"),
-            job("dead", priority=20, type=ODD, max_stalls=3),
-            job("done", priority=10, idempotency_key=ODD, payload=b"x" * 5000),
-            job("inflight", priority=5, key="k"),
-            job("ready", priority=-10),
-            job("scheduled", run_at_us=now + 3600 * SECOND),
-            job("cancelled", queue="b", type="other", created_at_us=now - 10 * SECOND),
-            job("due soon", queue="b", run_at_us=now + 1),
-        ],
-        now=now,
-    )
+    jobs = [
+        job("retried", priority=30, headers={"lang": ODD}, codec="raw", payload=b"\x00\xff"),
+        job("dead", priority=20, type=ODD, max_stalls=3),
+        job("done", priority=10, idempotency_key=ODD, payload=b"x" * 5000),
+        job("inflight", priority=5, key="k"),
+        job("ready", priority=-10),
+        job("scheduled", run_at_us=now + 3600 * SECOND),
+        job("cancelled", queue="b", type="other", created_at_us=now - 10 * SECOND),
+        job("due soon", queue="b", run_at_us=now + 1),
+    ]
+    await driver.enqueue(jobs, now=now)
     await driver.cancel(["cancelled"], now=now)
     held = await driver.reserve("a", limit=4, lease_for=3600 * SECOND, now=now, worker="worker ☂")
     assert [one.id for one in held] == ["retried", "dead", "done", "inflight"]
     await driver.enqueue([job("blocked", key="k", priority=-5)], now=now)
     tokens = [one.token or "" for one in held]
-    await driver.settle(
-        [
-            RetryAt("retried", tokens[0], now + 3600 * SECOND, 1, Failure("OSError", ODD)),
-            Fail("dead", tokens[1], 1, Failure("ValueError", "no")),
-            Ack("done", tokens[2], b"result"),
-        ],
-        now=now + 5,
-    )
+    retry = RetryAt("retried", tokens[0], now + 3600 * SECOND, 1, Failure("OSError", ODD))
+    fail = Fail("dead", tokens[1], 1, Failure("ValueError", "no"))
+    await driver.settle([retry, fail, Ack("done", tokens[2], b"result")], now=now + 5)
 
 
 async def attempts_of(driver: Driver) -> list[dict[str, Any]]:
@@ -148,9 +137,9 @@ def stats_of(url: str, queue: str) -> QueueStats:
     return stats
 
 
-def write_jobs(store: BulkStore, *batches: Sequence[JobRecord]) -> int:
-    """A write of its own, by one task."""
-    write = new_write()
+def write_jobs(store: BulkStore, *batches: Sequence[JobRecord], write: str = "") -> int:
+    """A write by one task, of its own if nothing else is said."""
+    write = write or new_write()
     store.stage(write, "0.1", batches)
     return store.publish(write, ["0.1"], now=NOW)
 
@@ -158,29 +147,22 @@ def write_jobs(store: BulkStore, *batches: Sequence[JobRecord]) -> int:
 # -- what a store keeps of bulk writes, past its interface -----------------------------------------------------
 
 
-class BehindPostgres:
-    def __init__(self, session: psycopg.Connection[tuple[Any, ...]]) -> None:
-        self._session = session
-
-    def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        cursor = self._session.execute(statement, values)
-        return cursor.fetchall() if cursor.description else []
-
+class BehindPostgres(Raw):
     def has_staged(self, write: str) -> bool:
-        return bool(self.rows("SELECT 1 FROM staged WHERE write = %s", write))
+        return bool(self("SELECT 1 FROM staged WHERE write = %s", write))
 
     def published(self) -> set[str]:
         """The series of the marks."""
-        return {series for (series,) in self.rows("SELECT series FROM published")}
+        return {series for (series,) in self("SELECT series FROM published")}
 
     def lose_some(self) -> None:
         """Some of what is staged goes."""
-        self.rows("DELETE FROM staged WHERE number = 1")
+        self("DELETE FROM staged WHERE number = 1")
 
     def pass_days(self, write: str) -> None:
         """Age what is staged for a write by four days, and the marks by a month."""
-        self.rows("UPDATE staged SET staged_at = staged_at - interval '4 days' WHERE write = %s", write)
-        self.rows("UPDATE published SET published_at = published_at - interval '31 days'")
+        self("UPDATE staged SET staged_at = staged_at - interval '4 days' WHERE write = %s", write)
+        self("UPDATE published SET published_at = published_at - interval '31 days'")
 
 
 class BehindBlobs:
@@ -221,12 +203,3 @@ class BehindBlobs:
 
 
 Behind = BehindPostgres | BehindBlobs
-
-
-@contextmanager
-def postgres_session(url: str, *, autocommit: bool = True) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-    options = parse_url(url)
-    with psycopg.connect(options.conninfo, autocommit=autocommit) as session:
-        session.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(options.schema)))
-        session.commit()
-        yield session

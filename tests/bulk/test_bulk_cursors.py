@@ -6,15 +6,16 @@ import random
 from functools import partial
 from typing import Any
 
-import psycopg
 import pytest
 
-from bulk.stores import LOG_KINDS, finish, postgres_session, rows, within
+from bulk.stores import LOG_KINDS, finish, rows, within
+from drivers.postgres.harness import Raw, log_row
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection
 from taskharbor.drivers.contract import DAY, Driver, QueueSettings
 from taskharbor.drivers.postgres import bulk as reading
+from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.errors import InvalidRequest
 
 EVERYTHING = Selection()
@@ -132,27 +133,18 @@ def test_a_cursor_of_another_store_is_refused(store: BulkStore, url: str, kind: 
 # -- PostgreSQL: transactions commit in another order than they began ------------------------------------------------
 
 
-def log_one(connection: psycopg.Connection[Any], job_id: str) -> int:
-    """A row of the log in a transaction that is still open."""
-    ((seq,),) = connection.execute(
-        "INSERT INTO attempts (fence, created_at, run_at, ended_at, queue_id, payload_size, rank, outcome, state, job_id, type) "
-        "SELECT 1, 1, 1, 1, id, 0, 0, 0, 4, %s, 't' FROM queues RETURNING seq",
-        [job_id],
-    ).fetchall()
-    return int(seq)
-
-
 def test_a_row_that_commits_late_is_not_skipped(postgres_url: str) -> None:
     add(postgres_url, 1, "first")
-    with open_store(postgres_url) as store, postgres_session(postgres_url, autocommit=False) as slow:
+    with open_store(postgres_url) as store, Raw(parse_url(postgres_url)) as slow:
         before = store.latest()
-        late = log_one(slow, "late")
+        slow("BEGIN")
+        late = log_row(slow)
         add(postgres_url, 3, "quick")
         assert store.latest() == before
         # A batch read needs no order, so it shows what is committed when it is planned.
         planned = store.parts("attempts", EVERYTHING, parallelism=2)
         assert len(rows(store, planned)) == 4
-        slow.commit()
+        slow("COMMIT")
         assert len(rows(store, planned)) == 4
         found = seqs(store, before, store.latest())
         assert len(found) == 4
@@ -161,10 +153,10 @@ def test_a_row_that_commits_late_is_not_skipped(postgres_url: str) -> None:
 
 def test_rows_of_an_earlier_cluster_come_first_and_once(postgres_url: str) -> None:
     add(postgres_url, 10, "old")
-    with postgres_session(postgres_url) as connection:
+    with Raw(parse_url(postgres_url)) as raw:
         # As after dump and restore into a cluster whose transactions have lower numbers.
-        connection.execute("UPDATE attempts SET xid = (1::bigint << 48) + 1000000000 + seq")
-        connection.execute("UPDATE epochs SET system_id = 1")
+        raw("UPDATE attempts SET xid = (1::bigint << 48) + 1000000000 + seq")
+        raw("UPDATE epochs SET system_id = 1")
     add(postgres_url, 5, "new")
     with open_store(postgres_url) as store:
         cursor, end = store.start(), store.latest()

@@ -34,19 +34,9 @@ T = TypeVar("T")
 on_postgres = pytest.mark.parametrize("kind", ["postgres"], indirect=True)
 
 _UUID7 = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-_ODD: dict[str, Any] = {
-    "type": 'o\'dd "type" \\',
-    "queue": "other",
-    "codec": "msgpack",
-    "headers": {"a": '"\\{}', "b": "ü"},
-    "priority": -7,
-    "run_at_us": NOW + 5_000_000,
-    "timeout_us": 9,
-    "max_attempts": 2,
-    "max_stalls": 3,
-    "backoff_min_us": 5,
-    "backoff_max_us": 6,
-}
+_ODD: dict[str, Any] = {"type": 'o\'dd "type" \\', "queue": "other", "headers": {"a": '"\\{}', "b": "ü"}}
+_ODD |= {"codec": "msgpack", "priority": -7, "run_at_us": NOW + 5_000_000, "timeout_us": 9}
+_ODD |= {"max_attempts": 2, "max_stalls": 3, "backoff_min_us": 5, "backoff_max_us": 6}
 """A value that is no default, for every field that jobs may have in common."""
 
 
@@ -94,9 +84,8 @@ def test_a_published_job_is_the_job_that_was_staged(store: BulkStore, url: str) 
 
 
 @pytest.mark.parametrize("fields", [{}, _ODD], ids=["defaults", "odd"])
-def test_alike_jobs_have_every_field_of_the_template_and_a_payload_each(
-    store: BulkStore, url: str, fields: dict[str, Any]
-) -> None:
+def test_alike_jobs_have_the_fields_of_a_template(store: BulkStore, url: str, fields: dict[str, Any]) -> None:
+    """And a payload each."""
     template = record(id="", **fields)
     payloads = [b"", bytes(range(256)), b'{"n":1}', b"x" * 70_000]
     assert write_jobs(store, AlikeJobs(template, payloads)) == 4
@@ -192,9 +181,7 @@ def test_jobs_of_tasks_that_were_not_named_are_forgotten(store: BulkStore, url: 
     assert not behind.has_staged(write)
 
 
-def test_those_who_publish_the_same_write_at_once_or_again_publish_it_once(
-    store: BulkStore, url: str
-) -> None:
+def test_who_publish_the_same_write_at_once_or_again_publish_it_once(store: BulkStore, url: str) -> None:
     write, tasks = new_write(), ["0.1", "1.2"]
     for task in tasks:
         store.stage(write, task, [[record() for _ in range(150)], alike(20)])
@@ -203,9 +190,8 @@ def test_those_who_publish_the_same_write_at_once_or_again_publish_it_once(
     assert stats_of(url, "q").counts[JobState.READY] == len(jobs_in(url)) == 340
 
 
-def test_a_batch_of_a_stream_that_is_done_over_is_published_once(
-    store: BulkStore, url: str, behind: Behind
-) -> None:
+def test_a_batch_that_is_done_over_is_published_once(store: BulkStore, url: str, behind: Behind) -> None:
+    """A batch of a stream."""
     first, second = numbered_write("stream/a", 0), numbered_write("stream/a", 1)
     for write, count in ((first, 3), (second, 2)):
         for attempt in range(2):
@@ -218,9 +204,7 @@ def test_a_batch_of_a_stream_that_is_done_over_is_published_once(
     assert behind.published() == {"stream/a"}
 
 
-def test_an_abandoned_write_leaves_nothing_and_takes_nothing_more(
-    store: BulkStore, url: str, behind: Behind
-) -> None:
+def test_an_abandoned_write_leaves_and_takes_nothing(store: BulkStore, url: str, behind: Behind) -> None:
     """But a batch of a stream may be tried again."""
     for write, published in ((new_write(), 0), (numbered_write("stream-b", 4), 1)):
         store.stage(write, "0.1", [[record()]])
@@ -253,12 +237,10 @@ def test_what_dead_writers_left_is_removed_in_time(store: BulkStore, behind: Beh
     for write in (old, older):
         store.stage(write, "0.1", [[record()]])
     for write in (new_write(), numbered_write("stream", 3)):
-        store.stage(write, "0.1", [[record()]])
-        store.publish(write, ["0.1"], now=NOW)
+        write_jobs(store, [record()], write=write)
     behind.pass_days(older)
     last = new_write()
-    store.stage(last, "0.1", [[record()]])
-    store.publish(last, ["0.1"], now=NOW)
+    write_jobs(store, [record()], write=last)
     assert (behind.has_staged(old), behind.has_staged(older)) == (True, False)
     assert behind.published() == {last, "stream"}
 
@@ -366,9 +348,8 @@ def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_
     store: BulkStore, url: str, behind: BehindPostgres, is_beyond_the_locks: bool
 ) -> None:
     """More keys than the server has locks are published by one lock for all keys instead of one for each."""
-    ((room,),) = behind.rows(
-        "SELECT current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int / 2"
-    )
+    locks = "current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int"
+    room = behind.one(f"SELECT {locks} / 2")
     keys = [f"k{n}" for n in range(room + 100 if is_beyond_the_locks else 600)]
     running = [new_write(), new_write()]
     for write, some in zip(running, (keys, keys[::-1]), strict=True):
@@ -392,10 +373,8 @@ def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_
             running.remove(write)
 
     enqueuers = [partial(enqueue_some, start=start, step=step) for start, step in ((0, 37), (599, -53))]
-    run_all(
-        *(partial(publish_one, write) for write in list(running)),
-        *(partial(within, url, enqueuer) for enqueuer in enqueuers),
-    )
+    publishers = [partial(publish_one, write) for write in running]
+    run_all(*publishers, *(partial(within, url, enqueuer) for enqueuer in enqueuers))
     found = jobs_in(url).values()
     assert sorted(job.idempotency_key or "" for job in found) == sorted(keys)
     by_key = {job.idempotency_key: job.id for job in found}
@@ -405,14 +384,12 @@ def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_
 
 
 @on_postgres
-def test_an_idempotency_key_whose_job_is_gone_makes_a_new_one(
-    store: BulkStore, url: str, behind: BehindPostgres
-) -> None:
+def test_an_idempotency_key_without_a_job_is_free(store: BulkStore, url: str, behind: BehindPostgres) -> None:
     old = [record(idempotency_key=f"k{n}") for n in range(3)]
     within(url, lambda driver: driver.enqueue(old, now=NOW))
     within(url, lambda driver: driver.cancel([job.id for job in old[:2]], now=NOW))
     # As when retention of another version left the keys.
-    behind.rows("DELETE FROM finished")
+    behind("DELETE FROM finished")
     new = [record(idempotency_key=f"k{n}") for n in (2, 1, 0, 1, 5)]
     assert write_jobs(store, new) == 3
     assert jobs_in(url).keys() == {old[2].id, new[1].id, new[2].id, new[4].id}

@@ -13,9 +13,7 @@ from taskharbor.requests import new_ids
 Contents: TypeAlias = Mapping[tuple[str, str], int]
 """How many jobs of which type go to which queue."""
 
-LIMIT = 5
-BATCH = 100
-KEYS = 150
+LIMIT, BATCH, KEYS = 5, 100, 150
 LASTING = ("plain", "lasting")
 CONTENTS: Contents = {
     ("plain", "quick"): 15_000,

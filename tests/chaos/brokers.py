@@ -34,8 +34,7 @@ class BrokerPair:
 
     def __init__(self, store: str, *, term: float, timeout: float = 1.0) -> None:
         """`timeout`: after how many seconds clients give up on a broker that says nothing."""
-        self._store = store
-        self._term = term
+        self._store, self._term = store, term
         self._ports = [free_port(), free_port()]
         self._lives: list[contextlib.ExitStack] = [contextlib.ExitStack(), contextlib.ExitStack()]
         self._running: dict[int, BrokerProcess] = {}

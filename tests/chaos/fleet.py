@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from chaos.brokers import wait_until
 
@@ -21,22 +22,16 @@ class Fleet:
     """The workers. Who was killed is replaced by a new one."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self._url = url
-        self._folder = folder
-        self._started = 0
+        self._url, self._folder, self._started = url, folder, 0
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
         self._started += 1
         name = f"worker-{self._started}"
         with open(self._folder / f"{name}.log", "wb") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, str(PROGRAM), self._url, name, str(self._folder)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            command = [sys.executable, str(PROGRAM), self._url, name, str(self._folder)]
+            streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
+            self.running[name] = subprocess.Popen(command, **streams, start_new_session=True)
 
     def kill(self, name: str) -> None:
         process = self.running.pop(name)

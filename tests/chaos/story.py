@@ -76,24 +76,19 @@ class Chaos:
         self._crash = crash
         """Ends the server as hard as can be without losing what it answered, and starts it again."""
         self._is_held_up = is_held_up
-        self._fleet = fleet
-        self._driver = driver
-        self._reading = self._driver.clone()
+        self._fleet, self._driver, self._reading = fleet, driver, driver.clone()
         self._batches = make_batches(self._rng, contents)
         self._blows = self._rng.sample(blows, len(blows))
-        self._struck = 0
-        self._sent = 0
+        self._struck = self._sent = self.frozen_at_work = 0
         self._is_over = False
-        self.frozen_at_work = 0
         self.answered: set[str] = set()
         self.told: list[Attempt] = []
         """The log as a reader saw it that was there all the time."""
 
     async def run(self) -> None:
         async with self._driver, self._reading:
-            await self._driver.configure(
-                "limited", QueueSettings(max_inflight=LIMIT), now=await self._driver.time()
-            )
+            limited, now = QueueSettings(max_inflight=LIMIT), await self._driver.time()
+            await self._driver.configure("limited", limited, now=now)
             with self._fleet.at_work():
                 reading = asyncio.ensure_future(self._read())
                 try:

@@ -49,11 +49,7 @@ def check_story(chaos: Chaos) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("kind", "fewer_by", "rounds"),
-    [
-        ("file", 20, 1),
-        pytest.param("file", 4, 2, marks=AUDITED),
-        pytest.param("s3", 10, 2, marks=AUDITED),
-    ],
+    [("file", 20, 1), pytest.param("file", 4, 2, marks=AUDITED), pytest.param("s3", 10, 2, marks=AUDITED)],
 )
 def test_chaos_through_two_brokers_loses_and_doubles_nothing(
     kind: str, fewer_by: int, rounds: int, tmp_path: Path, request: pytest.FixtureRequest

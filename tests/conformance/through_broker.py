@@ -17,12 +17,9 @@ class BrokerHost:
     """`broker_host.py`, which serves one store after the other."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("broker_host.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, str(Path(__file__).with_name("broker_host.py"))]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         self._stdin, self._stdout = present(self._process.stdin), present(self._process.stdout)
         atexit.register(self.close)
 

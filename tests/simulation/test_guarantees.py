@@ -24,8 +24,8 @@ FOR_BUGS = range(2, 300)
 def test_every_guarantee_holds_for_every_seed_and_the_seeds_cover_what_they_are_for(shard: int) -> None:
     reports = [simulate(seed) for seed in range(FIRST + shard, FIRST + SEEDS, SHARDS)]
     assert [str(report) for report in reports if not report.is_ok] == []
-    assert sum(report.counts["expired leases"] for report in reports) > 10
-    assert sum(report.counts["executions"] for report in reports) > 300
+    assert sum(report.counts["expired leases"] for report in reports) > len(reports) / 6
+    assert sum(report.counts["executions"] for report in reports) > len(reports) * 5
     text = "\n".join("\n".join(report.trace) for report in reports)
     for event in ("kill for", "freeze for", "stall for", "stop for", "outage", "answer lost", "request lost"):
         assert event in text, event

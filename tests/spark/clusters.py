@@ -28,10 +28,8 @@ SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """These tests start half a dozen JVMs on a small machine."""
 
 EXECUTOR_SETTINGS = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "512m",
-    "spark.executor.memory": "512m",
+    **dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1"),
+    **dict.fromkeys(("spark.driver.memory", "spark.executor.memory"), "512m"),
     "spark.executor.extraJavaOptions": SMALL_JVM,
 }
 
@@ -41,8 +39,7 @@ ENVIRONMENT = {
     "SPARK_HOME": str(HOME),
     "SPARK_DAEMON_MEMORY": "256m",
     "SPARK_DAEMON_JAVA_OPTS": SMALL_JVM,
-    "PYSPARK_PYTHON": sys.executable,
-    "PYSPARK_DRIVER_PYTHON": sys.executable,
+    **dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), sys.executable),
 }
 
 
@@ -109,10 +106,8 @@ def _running(
 ) -> Iterator[subprocess.Popen[str]]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     environment = {**kept, **ENVIRONMENT, **more}
-    nothing = subprocess.DEVNULL
-    process = subprocess.Popen(
-        arguments, cwd=folder, env=environment, stdin=nothing, text=True, start_new_session=True, **streams
-    )
+    streams |= {"stdin": subprocess.DEVNULL, "text": True, "start_new_session": True}
+    process = subprocess.Popen(arguments, cwd=folder, env=environment, **streams)
     _LEADERS.add(process.pid)
     try:
         yield process

@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
-OWN_CLUSTERS = "test_cluster.py"
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            group = "clusters" if item.path.name == OWN_CLUSTERS else "spark"
+            group = "clusters" if item.path.name == "test_cluster.py" else "spark"
             item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -189,15 +189,10 @@ class Life:
 @asynccontextmanager
 async def life_on(url: str, seed: int, clients: int) -> AsyncIterator[Life]:
     print(f"seed {seed} on {url.partition(':')[0]}")
-    first = connect(url)
-    handles = [first, *(first.clone() for _ in range(clients - 1))]
-    for handle in handles:
-        await handle.open()
-    try:
-        yield Life(handles, seed, await first.time())
-    finally:
-        for handle in handles:
-            await handle.close()
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(connect(url))
+        others = [await stack.enter_async_context(first.clone()) for _ in range(clients - 1)]
+        yield Life([first, *others], seed, await first.time())
 
 
 async def live(url: str, seed: int, *, clients: int, steps: int) -> Told:
@@ -211,9 +206,7 @@ def frames(spark: SparkSession, told: Mapping[str, Told]) -> tuple[DataFrame, Da
 
     def together(batches: Mapping[str, pa.RecordBatch]) -> DataFrame:
         tables = [
-            pa.Table.from_batches([batch]).append_column(
-                "source", pa.array([source] * len(batch), pa.string())
-            )
+            pa.Table.from_batches([batch]).append_column("source", pa.array([source] * len(batch)))
             for source, batch in batches.items()
         ]
         return spark.createDataFrame(pa.concat_tables(tables))

@@ -106,9 +106,8 @@ def drain(master: str, url: str, file: str, settings: str) -> None:
             interrupted.append(now.ended)
             os.kill(os.getpid(), signal.SIGINT)
 
-    stopped = run_on_executors(
-        spark, app, url, workers=2, concurrency=1, prefetch=0, queues=["later"], progress=progress
-    )
+    one_by_one: Any = {"workers": 2, "concurrency": 1, "prefetch": 0}
+    stopped = run_on_executors(spark, app, url, queues=["later"], progress=progress, **one_by_one)
     spark.stop()
     print(json.dumps([drained.ended, stopped.stopped, stopped.cancelled, stopped.done]))
 

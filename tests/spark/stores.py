@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import psycopg
 import pyarrow as pa
-from psycopg import sql
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from bulk.stores import within
+from drivers.postgres.harness import Raw, held
 from records import make_record
 from taskharbor.bulk.stage import wall_clock
 from taskharbor.client import Client
 from taskharbor.demo.analysis import SMALL
-from taskharbor.drivers.contract import Ack, Driver, Fail, JobFilter, Settlement
+from taskharbor.drivers.contract import Ack, Driver, Fail, JobFilter
 from taskharbor.drivers.postgres.options import parse_url
-from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobRequest, JobState
 
-T = TypeVar("T")
 MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Dies = Callable[[JobRecord], bool]
 BROKEN = Failure("Broken", "it broke")
 
 # -- past Spark ---------------------------------------------------------------------------------------------------
 
 
-def ask(url: str, work: Callable[[Driver], Awaitable[T]]) -> T:
-    async def asked() -> T:
-        async with connect(url) as driver:
-            return await work(driver)
-
-    return asyncio.run(asked())
-
-
 def jobs_in(url: str) -> list[JobRecord]:
-    page = ask(url, lambda driver: driver.list_jobs(JobFilter(), now=wall_clock(), limit=1_000_000))
+    page = within(url, lambda driver: driver.list_jobs(JobFilter(), now=wall_clock(), limit=1_000_000))
     return list(page.jobs)
 
 
@@ -55,36 +45,30 @@ def payloads(url: str) -> list[int]:
 def staged_rows(url: str) -> int:
     """Of PostgreSQL rows of a table, else blobs."""
     if not url.startswith("postgres"):
-        return len(ask(url, lambda driver: driver.list_blobs("staging")))
-    with connected(url) as connection:
-        ((count,),) = connection.execute("SELECT count(*) FROM staged").fetchall()
-    return int(count)
+        return len(within(url, lambda driver: driver.list_blobs("staging")))
+    with Raw(parse_url(url)) as raw:
+        return int(raw.one("SELECT count(*) FROM staged"))
 
 
 def add(url: str, count: int, *, queue: str = "q", later: int = 0) -> list[str]:
     """Enqueue so many jobs; their ids."""
     records = [make_record(now=wall_clock() + later, queue=queue, payload=b'{"n":1}') for _ in range(count)]
-    ask(url, lambda driver: driver.enqueue(records, now=records[0].created_at_us))
+    within(url, lambda driver: driver.enqueue(records, now=records[0].created_at_us))
     return [record.id for record in records]
 
 
-def work_off(
-    url: str, *, queue: str = "q", later: int = 0, dies: Callable[[JobRecord], bool] = lambda job: False
-) -> int:
+def work_off(url: str, *, queue: str = "q", later: int = 0, dies: Dies = lambda job: False) -> int:
     """End all jobs that wait, well or not; how many there were."""
 
     async def work(driver: Driver) -> int:
         count, now = 0, await driver.time() + later
-        while held := await driver.reserve(queue, limit=5_000, lease_for=60 * SECOND, now=now, worker="w"):
-            ends: list[Settlement] = [
-                Fail(job.id, job.token or "", 1, BROKEN) if dies(job) else Ack(job.id, job.token or "")
-                for job in held
-            ]
-            assert await driver.settle(ends, now=now + SECOND) == [None] * len(held)
-            count += len(held)
+        while leased := await driver.reserve(queue, limit=5_000, lease_for=60 * SECOND, now=now, worker="w"):
+            ends = [Fail(*held(job), 1, BROKEN) if dies(job) else Ack(*held(job)) for job in leased]
+            assert await driver.settle(ends, now=now + SECOND) == [None] * len(leased)
+            count += len(leased)
         return count
 
-    return ask(url, work)
+    return within(url, work)
 
 
 def enqueue(client: Client, type: str, payloads: Iterable[Any], **options: Any) -> list[str]:
@@ -147,9 +131,8 @@ class LogStream:
         return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
 
     def column(self, name: str = "seq") -> Counter[Any]:
-        return Counter(
-            row[0] for row in self.spark.read.parquet(f"{self.folder}/rows").select(name).collect()
-        )
+        rows = self.spark.read.parquet(f"{self.folder}/rows").select(name).collect()
+        return Counter(row[0] for row in rows)
 
 
 def dying(*, partition: int, tries: int, killed: bool = False) -> MapInArrow:
@@ -169,24 +152,3 @@ def dying(*, partition: int, tries: int, killed: bool = False) -> MapInArrow:
             yield batch
 
     return passed_on
-
-
-# -- a PostgreSQL store past its driver ---------------------------------------------------------------------------
-
-
-def log_row(connection: psycopg.Connection[Any]) -> int:
-    """Write a row of the log, which nobody sees before the connection commits; its number."""
-    found = connection.execute(
-        "INSERT INTO attempts (fence, created_at, run_at, ended_at, queue_id, payload_size, rank, outcome, state, "
-        "job_id, type) SELECT 1, 1, 1, %s, id, 0, 0, 0, 4, 'late', 't' FROM queues LIMIT 1 RETURNING seq",
-        [wall_clock()],
-    ).fetchall()
-    return int(found[0][0])
-
-
-def connected(url: str) -> psycopg.Connection[Any]:
-    options = parse_url(url)
-    connection = psycopg.connect(options.conninfo)
-    connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(options.schema)))
-    connection.commit()
-    return connection

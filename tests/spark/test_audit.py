@@ -21,15 +21,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
+from drivers.postgres.harness import Raw
 from spark.histories import LIMIT, NO_LEASE, START, Row, Told, at, frames, life_on, live, row
-from spark.stores import compiling, connected
+from spark.stores import compiling
 from taskharbor.cli.root import root
+from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.jobs import JobState
 from taskharbor.spark.audit import Kind, audit, audit_store
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
 from taskharbor_testkit.histories import generate, queue_limits
 from taskharbor_testkit.histories.planting import PLANTERS
-from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
+from taskharbor_testkit.servers import drop_schema, given_or_shared_postgres, with_fresh_schema
 from taskharbor_testkit.simulation.scenario import write_scenario
 from taskharbor_testkit.simulation.world import World
 
@@ -84,13 +86,9 @@ def cases(text: str) -> dict[str, Case]:
         told, _, around = case.partition(" | ")
         log, _, finds = told.partition(" => ")
         limits = re.findall(r"(\d+|none)@(\d+)", around)
-        live = re.findall(r"(\w+):(\w+):(\d+)", around)
-        made[name] = Case(
-            log,
-            finds,
-            [(None if limit == "none" else int(limit), float(seen)) for limit, seen in limits],
-            [(job, state, int(fence)) for job, state, fence in live] or None,
-        )
+        seen = [(None if most == "none" else int(most), float(when)) for most, when in limits]
+        live = [(job, state, int(fence)) for job, state, fence in re.findall(r"(\w+):(\w+):(\d+)", around)]
+        made[name] = Case(log, finds, seen, live or None)
     return made
 
 
@@ -180,23 +178,17 @@ class Found(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["few rows", pytest.param("many rows", marks=pytest.mark.slow)])
-def found(
-    request: pytest.FixtureRequest,
-    spark: SparkSession,
-    tmp_path_factory: pytest.TempPathFactory,
-    postgres_server: PostgresAt,
-) -> Found:
+def found(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: Any) -> Found:
     seed = random.randrange(2**31)
     print("seed", seed)
     is_small = request.param == "few rows"
     lives, rows = (4, 4_000) if is_small else (40, 30_000)
-    told = drivers_lives(tmp_path_factory.mktemp("lives"), postgres_server.url, seed, lives)
+    told = drivers_lives(tmp_path_factory.mktemp("lives"), seed, lives)
     with nullcontext() if is_small else compiling(spark):
         logs, jobs, limits = cases_and(spark, told)
         clean, nothing = generate(spark, rows=rows, seed=seed, days=DAYS)
-        broken, planted = generate(
-            spark, rows=rows, seed=seed + 1, days=DAYS, violations=PER_KIND * len(PLANTERS)
-        )
+        wanted = PER_KIND * len(PLANTERS)
+        broken, planted = generate(spark, rows=rows, seed=seed + 1, days=DAYS, violations=wanted)
         for name, log in (("clean", clean), ("broken", broken)):
             logs = logs.unionByName(log.withColumn("source", F.lit(name)))
             limits = limits.unionByName(queue_limits(spark, rows=rows, days=DAYS, source=name))
@@ -220,25 +212,20 @@ def cases_and(spark: SparkSession, told: dict[str, Told]) -> tuple[DataFrame, Da
         # Where a case says nothing of the store, it has what the log ended with.
         last = {one["job_id"]: (one["job_id"], one["state"], one["fence"]) for one in made}
         live += [(name, *job, START) for job in (last.values() if case.live is None else case.live)]
-    limits = [
-        (name, "default", limit, at(seen)) for name, case in CASES.items() for limit, seen in case.limits
-    ]
+    limits = [(name, "default", most, at(seen)) for name, case in CASES.items() for most, seen in case.limits]
     # Operators of simulated fleets change the limits while they run, and the log does not tell when.
     limits += [(name, "limited", LIMIT, at(0)) for name in told if not name.startswith("simulation")]
     logs, jobs = frames(spark, told)
+    known = jobs.select("source", "id", "state", "fence", "created_at")
     columns = StructType([*ATTEMPT_COLUMNS, StructField("source", StringType())])
-    return (
-        spark.createDataFrame(rows, columns).unionByName(logs),
-        spark.createDataFrame(live, JOBS).unionByName(
-            jobs.select("source", "id", "state", "fence", "created_at")
-        ),
-        spark.createDataFrame(limits, LIMITS),
-    )
+    attempts = spark.createDataFrame(rows, columns).unionByName(logs)
+    stored = spark.createDataFrame(live, JOBS).unionByName(known)
+    return attempts, stored, spark.createDataFrame(limits, LIMITS)
 
 
-def drivers_lives(folder: Path, server: str, seed: int, lives: int) -> dict[str, Told]:
+def drivers_lives(folder: Path, seed: int, lives: int) -> dict[str, Told]:
     """Random lives of several clients on every driver, and simulated fleets."""
-    postgres = with_fresh_schema(server)
+    postgres = with_fresh_schema(given_or_shared_postgres().url)
     urls = {f"memory {n}": f"memory://audit{seed + n}" for n in range(lives)}
     urls |= {f"sqlite {n}": f"sqlite:///{folder}/{n}.db?durability=normal" for n in range(1 + lives // 10)}
     told = {
@@ -300,9 +287,8 @@ def test_made_up_histories_are_clean_and_every_planted_violation_is_found(found:
     assert [one["text"] for one in others if not one["job_id"].startswith(guilty)] == []
 
 
-async def test_a_store_is_audited_while_clients_go_on_and_a_job_that_vanished_is_missed(
-    spark: SparkSession, postgres_url: str
-) -> None:
+async def test_a_store_is_audited_at_work_and_misses_a_job(spark: SparkSession, postgres_url: str) -> None:
+    """Clients go on meanwhile. The job has vanished from the store."""
     async with life_on(postgres_url, random.randrange(2**31), 2) as life:
         known: set[str] = set()
         waiting: set[str] = set()
@@ -312,8 +298,8 @@ async def test_a_store_is_audited_while_clients_go_on_and_a_job_that_vanished_is
             known = {one.job_id for one in attempts}
             waiting = {job.id for job in jobs if job.state is JobState.READY and job.key is None}
         lost = min(waiting & known)
-        with connected(postgres_url) as connection:
-            connection.execute("DELETE FROM jobs WHERE id = %s", [lost])
+        with Raw(parse_url(postgres_url)) as raw:
+            raw("DELETE FROM jobs WHERE id = %s", lost)
         audited = asyncio.create_task(asyncio.to_thread(audit_store, spark, postgres_url))
         while not audited.done():
             await life.live(1)
@@ -351,8 +337,7 @@ def test_the_command_writes_attempts_queues_and_what_was_planted(spark: SparkSes
     answer = CliRunner().invoke(root, words.split())
     assert answer.exit_code == 0, answer.output
     assert '"rows":500' in answer.output
-    found = {
-        name: spark.read.parquet(f"{folder}/{name}").count() for name in ("attempts", "queues", "planted")
-    }
+    names = ("attempts", "queues", "planted")
+    found = {name: spark.read.parquet(f"{folder}/{name}").count() for name in names}
     assert found["attempts"] >= 500
     assert (found["queues"], found["planted"] >= 12) == (5, True)

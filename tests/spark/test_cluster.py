@@ -86,9 +86,8 @@ def check_that_every_job_ended_once(client: Client, ids: list[str], *, one_was_k
     assert len(expired) == one_was_killed, "the killed executor held no job"
 
 
-def test_a_local_cluster_outlives_an_executor_and_ctrl_c_stops_its_workers_gracefully(
-    folder: Path, client: Client, url: str
-) -> None:
+def test_a_local_cluster_outlives_an_executor_and_stops(folder: Path, client: Client, url: str) -> None:
+    """Ctrl-C stops its workers gracefully."""
     ids = enqueue(client, "count", numbers(300)) + enqueue(client, "tally", numbers(700))
     ids += enqueue(client, "dwell", [{"seconds": 0.02}] * 1500)
     waiting = enqueue(client, "dwell", [{"seconds": 0.05}] * 2000, queue="later")
@@ -138,9 +137,7 @@ def test_spark_submit_runs_the_same_command(folder: Path, client: Client, url: s
 
 
 @pytest.mark.slow
-def test_of_a_task_that_runs_twice_at_once_only_one_copy_counts(
-    postgres_url: str, url: str, folder: Path
-) -> None:
+def test_of_a_task_that_runs_twice_one_copy_counts(postgres_url: str, url: str, folder: Path) -> None:
     """With speculation on: Spark starts a second copy of the straggler, and a task dies as well."""
     rows, urls = 12_000, [postgres_url, url]
     with clusters.standalone(folder) as master:

@@ -53,9 +53,7 @@ def seen(spark: SparkSession, lake: Lake, dates: list[date] | None = None) -> di
     return {one.queue: one.change for one in lake.read(spark, TABLE, dates).collect()}
 
 
-def test_a_change_is_seen_as_a_whole_once_it_is_committed_and_not_before(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_change_is_seen_as_a_whole_once_it_is_committed(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path / "lake")
     first = lake.begin("run")
     first.append(TABLE, days(spark, a=1, later=2))
@@ -84,9 +82,8 @@ def test_a_change_is_seen_as_a_whole_once_it_is_committed_and_not_before(
     assert left == sorted(lake.manifest().directories())
 
 
-def test_compaction_keeps_the_rows_and_retention_drops_dates_once_no_state_needs_them(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_compaction_keeps_rows_and_retention_drops_dates(spark: SparkSession, tmp_path: Path) -> None:
+    """A date goes once no state needs it."""
     lake = Lake(tmp_path)
     for name in ("a", "b", "later"):
         change = lake.begin("run")
@@ -179,9 +176,7 @@ def contents(spark: SparkSession, lake: Lake) -> dict[str, Counter[str]]:
 
 
 @pytest.mark.timeout(600)
-def test_runs_that_are_killed_and_repeated_add_up_to_one_undisturbed_run(
-    spark: SparkSession, runs: Runs
-) -> None:
+def test_runs_that_are_killed_add_up_to_one_undisturbed_run(spark: SparkSession, runs: Runs) -> None:
     """Two increments, killed at random steps: the first in a process that really dies, the second before and after its commit."""
     pieces, rows = runs.pieces, runs.rows
     assert pieces.manifest().number == 0
@@ -242,17 +237,15 @@ def test_the_numbers_of_the_report_are_those_of_the_log(spark: SparkSession, run
     assert {one.queue for one in data.backlog} == set(by_queue)
     assert [one.waiting[-1] for one in data.backlog] == [0, 0, 0]
     assert (data.concurrency[0].queue, data.concurrency[0].limit) == ("mail", 40)
-    failed = Counter(
-        (one["error_message"][:3], one["queue"], one["type"]) for one in rows if one["error_type"]
-    )
-    assert {
-        (one.fingerprint[:3], one.queue, one.type): one.count for one in data.errors
-    }.items() <= failed.items()
+    broken = [one for one in rows if one["error_type"]]
+    failed = Counter((one["error_message"][:3], one["queue"], one["type"]) for one in broken)
+    shown = {(one.fingerprint[:3], one.queue, one.type): one.count for one in data.errors}
+    assert shown.items() <= failed.items()
     assert [one.count for one in data.errors] == sorted(failed.values(), reverse=True)[: queries.ERRORS_SHOWN]
     tried = Counter(one["job_id"] for one in leases)
     assert (data.most_tried[0].executions, tried[data.most_tried[0].job_id]) == (max(tried.values()),) * 2
     took = {
-        job: one["ended_at"] - one["created_at"] for job, one in last.items() if one["state"] != "cancelled"
+        name: one["ended_at"] - one["created_at"] for name, one in last.items() if one["state"] != "cancelled"
     }
     assert data.slowest[0].total_us == max(took.values()) / timedelta(microseconds=1)
     missed = {one.name: (one.total, one.bad) for one in data.objectives}
@@ -293,9 +286,8 @@ def check_lake_against(spark: SparkSession, lake: Lake, attempts: Sequence[Any])
     last = {one.job_id: str(one.state) for one in attempts}
     lives = lake.read(spark, "silver.lifecycles").select("job_id", "state").collect()
     assert dict(map(tuple, lives)) == last
-    hours = (
-        lake.read(spark, "gold.hours").selectExpr("sum(arrivals)", "sum(starts)", "sum(failures)").collect()
-    )
+    sums = ("sum(arrivals)", "sum(starts)", "sum(failures)")
+    hours = lake.read(spark, "gold.hours").selectExpr(*sums).collect()
     outcomes = Counter(str(one.outcome) for one in attempts)
     starts = sum(one.reserved_at_us is not None for one in attempts)
     assert tuple(hours[0]) == (len(last), starts, outcomes["dead"])
@@ -338,9 +330,8 @@ def test_a_store_goes_through_the_commands_and_the_demo_into_a_report(
     check_lake_against(spark, lake, attempts)
 
 
-def test_the_commands_name_what_an_audit_finds_and_say_so_by_their_exit_code(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_the_commands_name_what_an_audit_finds(spark: SparkSession, tmp_path: Path) -> None:
+    """Their exit code says so too."""
     lake = Lake(tmp_path / "lake")
     held, beside = row(1, job_id="job-a"), row(2, job_id="job-a", fence=2, worker="w2")
     # What the audit reads, without the gold that it does not.

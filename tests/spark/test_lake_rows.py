@@ -35,16 +35,12 @@ def utc(one: Any, *names: str) -> list[datetime]:
     return [one[name].astimezone(UTC) for name in names]
 
 
-def test_silver_has_every_row_once_with_its_wait_its_run_and_the_end_of_its_lease(
-    spark: SparkSession,
-) -> None:
+def test_silver_has_every_row_once_with_its_wait_and_its_run(spark: SparkSession) -> None:
+    """And with the end of its lease."""
     late, waiting = row(2, ended_at=50, outcome="expired"), row(3, **NO_LEASE, outcome="cancelled")
     found = silver(spark, [row(1), late, late, waiting]).orderBy("seq").collect()
-    assert [(one.seq, one.wait_us, one.run_us) for one in found] == [
-        (1, SECOND, 2 * SECOND),
-        (2, SECOND, 49 * SECOND),
-        (3, None, None),
-    ]
+    spent = [(one.seq, one.wait_us, one.run_us) for one in found]
+    assert spent == [(1, SECOND, 2 * SECOND), (2, SECOND, 49 * SECOND), (3, None, None)]
     assert utc(found[0], "valid_until") + utc(found[1], "valid_until") == [at(3), at(31)]
     assert found[2].valid_until is None
 
@@ -74,9 +70,8 @@ def test_a_lifecycle_tells_a_job_s_life_and_is_the_same_in_one_piece_or_in_two(s
     assert (unfinished.state, unfinished.finished_at, unfinished.total_us) == ("ready", None, None)
 
 
-def test_minutes_and_hours_count_what_happened_and_split_a_lease_over_the_minutes_it_spans(
-    spark: SparkSession,
-) -> None:
+def test_minutes_and_hours_count_what_happened_and_split_leases(spark: SparkSession) -> None:
+    """A lease counts in every minute that it spans."""
     long = row(1, reserved_at=30, lease_expires_at=540, ended_at=135, outcome="retried", state="ready")
     # Noticed an hour after its lease was over: busy until then, and no row for the minutes in between.
     lost = row(2, reserved_at=40, ended_at=59 * MINUTE, outcome="expired", state="dead")
@@ -87,12 +82,8 @@ def test_minutes_and_hours_count_what_happened_and_split_a_lease_over_the_minute
     durations = gold.attempt_durations(attempts)
     minutes = gold.gold_minutes(tallies, durations).cache()
     found = by_time(minutes.collect(), "minute")
-    assert {minute: one.busy_us // SECOND for minute, one in found.items()} == {
-        0: 30 + 20,
-        60: 60 + 10,
-        120: 15,
-        3540: 0,
-    }
+    busy = {minute: one.busy_us // SECOND for minute, one in found.items()}
+    assert busy == {0: 30 + 20, 60: 60 + 10, 120: 15, 3540: 0}
     assert (found[0].arrivals, found[0].starts, found[0].finished) == (3, 2, 0)
     assert (found[120].retries, found[120].finished, found[3540].expiries) == (1, 1, 1)
     assert found[3540].finished == 1
@@ -156,13 +147,9 @@ def test_an_error_keeps_its_first_failure_as_the_sample(spark: SparkSession) -> 
 def test_objectives_burn_by_the_share_that_went_wrong(spark: SparkSession) -> None:
     slow = row(2, reserved_at=20, ended_at=21, outcome="dead")
     other = row(3, queue="mail", type="resize", reserved_at=20, ended_at=21)
-    objectives = checked(
-        [
-            Objective(name="soon", kind="wait", queue="default", threshold_ms=5000, target=0.9),
-            Objective(name="short", kind="run", type="resize", threshold_ms=5000, target=0.9),
-            Objective(name="well", kind="success", target=0.5),
-        ]
-    )
+    soon = Objective(name="soon", kind="wait", queue="default", threshold_ms=5000, target=0.9)
+    short = Objective(name="short", kind="run", type="resize", threshold_ms=5000, target=0.9)
+    objectives = checked([soon, short, Objective(name="well", kind="success", target=0.5)])
     rows = attempt_objectives(silver(spark, [row(1), slow, other, row(4, **NO_LEASE)]), objectives)
     found = {one.objective: (one.total, one.bad, one.burn_rate) for one in summed_objectives(rows).collect()}
     assert found == {"soon": (2, 1, pytest.approx(5)), "short": (1, 0, 0), "well": (4, 1, pytest.approx(0.5))}

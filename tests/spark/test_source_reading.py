@@ -16,18 +16,18 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from bulk.stores import fresh_url, within
+from drivers.postgres.harness import Raw, log_row
 from records import make_record
 from spark.histories import life_on
-from spark.stores import LogStream, add, ask, connected, load, log_row, work_off
+from spark.stores import LogStream, add, load, work_off
 from taskharbor.bulk.stage import wall_clock
-from taskharbor.drivers.contract import Driver, QueueSettings
+from taskharbor.drivers.contract import DAY, Driver, QueueSettings
+from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import SECOND
 from taskharbor.spark.source import TaskHarborDataSource
-from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
 
 DONE = 3_000
-DAY = 86_400 * SECOND
 
 
 async def _fill(driver: Driver) -> None:
@@ -41,24 +41,17 @@ async def _fill(driver: Driver) -> None:
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A store with jobs of two queues: most are done, a few wait."""
-    address = f"sqlite:///{tmp_path_factory.mktemp('store')}/jobs.db?durability=normal"
-    if request.param == "postgres":
-        server: PostgresAt = request.getfixturevalue("postgres_server")
-        address = with_fresh_schema(server.url)
-    ask(address, _fill)
-    assert work_off(address, queue="mail") == DONE
-    yield address
-    if request.param == "postgres":
-        drop_schema(address)
+    with fresh_url(request.param, tmp_path_factory.mktemp("store")) as url:
+        within(url, _fill)
+        assert work_off(url, queue="mail") == DONE
+        yield url
 
 
 def test_tables_are_read_whole_and_in_parallel(spark: SparkSession, url: str) -> None:
     log = load(spark, url, table="attempts", parallelism="4")
     took = F.min(F.col("ended_at") - F.col("reserved_at"))
-    totals = log.groupBy("queue", "outcome", "state", "worker").agg(
-        F.count("*"), F.countDistinct("job_id"), took
-    )
-    (found,) = totals.collect()
+    groups = log.groupBy("queue", "outcome", "state", "worker")
+    (found,) = groups.agg(F.count("*"), F.countDistinct("job_id"), took).collect()
     assert tuple(found)[:-1] == ("mail", "done", "done", "w", DONE, DONE)
     assert found[-1].total_seconds() == 1
     jobs = load(spark, url, table="jobs").groupBy("queue", "state").count().collect()
@@ -153,12 +146,10 @@ def test_a_stream_goes_on_where_it_was_takes_no_more_than_it_may_and_says_if_his
 
     add(url, 5)
     work_off(url)
-    ask(url, forget)
+    within(url, forget)
     add(url, 2, later=2 * DAY)
     work_off(url, later=2 * DAY)
-    with pytest.raises(
-        StreamingQueryException, match="rows of the attempt log after 32 were removed by retention"
-    ):
+    with pytest.raises(StreamingQueryException, match="attempt log after 32 were removed by retention"):
         stream.catch_up()
 
 
@@ -201,7 +192,7 @@ async def test_eight_committers_and_a_reader_that_is_stopped_at_random_lose_and_
     late: list[int] = []
     async with life_on(postgres_url, seed, 8) as life:
         await life.live(1)
-        with connected(postgres_url) as one, connected(postgres_url) as other:
+        with Raw(parse_url(postgres_url)) as one, Raw(parse_url(postgres_url)) as other:
             for stage in range(stages):
                 await life.live(steps)
                 # Without a limit a reader comes right up to what is being committed, with one it stays behind.
@@ -210,12 +201,14 @@ async def test_eight_committers_and_a_reader_that_is_stopped_at_random_lose_and_
                 reading = asyncio.create_task(asyncio.to_thread(read_for_a_while, query, dice.uniform(0, 2)))
                 while not reading.done():
                     # Each row is committed when the next one is written and others have committed theirs.
+                    one("BEGIN")
                     late.append(log_row(one))
                     await life.live(2)
-                    other.commit()
+                    other("COMMIT")
                     one, other = other, one
                     await asyncio.wait([reading], timeout=0.1)
                 await reading
+            other("COMMIT")
         log, _ = await life.told()
     stream = LogStream(spark, postgres_url, tmp_path)
     stream.catch_up()

@@ -15,8 +15,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
+from bulk.stores import within
 from records import NOW
-from spark.stores import add, ask, dying, jobs_in, payloads, save, staged_rows, work_off
+from spark.stores import add, dying, jobs_in, payloads, save, staged_rows, work_off
 from taskharbor.bulk.stage import wall_clock
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobRecord, JobState, UpdateFlags, to_micros
@@ -39,9 +40,7 @@ def numbers(spark: SparkSession, rows: int = ROWS) -> DataFrame:
     return spark.range(0, rows, 1, PARTITIONS).selectExpr("id AS n")
 
 
-def test_every_row_becomes_a_job_and_every_field_of_a_request_is_a_column(
-    spark: SparkSession, url: str
-) -> None:
+def test_every_row_becomes_a_job_and_every_field_is_a_column(spark: SparkSession, url: str) -> None:
     rows = spark.sql(
         "SELECT * FROM VALUES ('mail', 'a', timestamp'2030-01-01 00:00:00', NULL, 1.5, 4, NULL, NULL, 'i', 9, NULL, "
         "array(1.0D, 2.0D), map('h', 'x'), 'msgpack', named_struct('to', array('b', 'c'))), "
@@ -63,9 +62,7 @@ def test_every_row_becomes_a_job_and_every_field_of_a_request_is_a_column(
     assert (sms.codec, json.loads(sms.payload)) == ("json", {"to": ["d"]})
 
 
-def test_tasks_that_die_midway_add_nothing_twice_and_lose_nothing(
-    small_batches: SparkSession, either_url: str
-) -> None:
+def test_tasks_that_die_lose_and_double_nothing(small_batches: SparkSession, either_url: str) -> None:
     frame = numbers(small_batches).mapInArrow(dying(partition=1, tries=1), "n long")
     save(frame.mapInArrow(dying(partition=3, tries=2, killed=True), "n long"), either_url, type="t")
     assert payloads(either_url) == list(range(ROWS))
@@ -75,13 +72,12 @@ def test_tasks_that_die_midway_add_nothing_twice_and_lose_nothing(
 def test_jobs_run_in_the_order_of_the_dataframe(spark: SparkSession, url: str) -> None:
     save(numbers(spark, 300).coalesce(3), url, type="t")
     hold: dict[str, Any] = {"limit": 300, "lease_for": SECOND, "worker": "w"}
-    claimed = ask(url, lambda driver: driver.reserve("default", now=wall_clock(), **hold))
+    claimed = within(url, lambda driver: driver.reserve("default", now=wall_clock(), **hold))
     assert [json.loads(job.payload)["n"] for job in claimed] == list(range(300))
 
 
-def test_an_aborted_write_leaves_no_job_and_nothing_staged(
-    small_batches: SparkSession, either_url: str
-) -> None:
+def test_an_aborted_write_leaves_nothing(small_batches: SparkSession, either_url: str) -> None:
+    """No job, and nothing staged."""
     frame = numbers(small_batches).mapInArrow(dying(partition=1, tries=9), "n long")
     with pytest.raises(PySparkException, match="does not survive"):
         save(frame, either_url, type="t")
@@ -116,9 +112,7 @@ def test_what_is_wrong_with_the_write_is_said_before_a_task_runs(
     assert not (tmp_path / "jobs.db").exists()
 
 
-def test_a_batch_of_a_stream_that_is_done_over_is_published_once(
-    spark: SparkSession, either_url: str, tmp_path: Path
-) -> None:
+def test_a_batch_that_is_done_over_counts_once(spark: SparkSession, either_url: str, tmp_path: Path) -> None:
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     source.mkdir()
 
@@ -154,9 +148,8 @@ def states(url: str) -> dict[str, JobState]:
     return {job.id: job.state for job in jobs_in(url)}
 
 
-def test_dead_jobs_are_requeued_cancelled_and_purged_by_id_and_what_could_not_be_done_is_counted(
-    spark: SparkSession, url: str
-) -> None:
+def test_jobs_are_requeued_cancelled_and_purged_by_id(spark: SparkSession, url: str) -> None:
+    """What could not be done is counted."""
     dead = add(url, 7)
     assert work_off(url, dies=lambda job: True) == 7
     triage_frame(spark, dead[:3], url, "requeue")
@@ -200,11 +193,7 @@ def made(columns: dict[str, Any], **options: str) -> list[JobRecord]:
         ({"payload": pa.array(['{"a": 1}', None])}, "json", [b'{"a": 1}', b"null"]),
         ({"payload": pa.array([b"\x81\xa1a\x01"])}, "msgpack", [b"\x81\xa1a\x01"]),
         ({"payload": pa.array([[("x", 1)]], pa.map_(pa.string(), pa.int64()))}, "json", [b'{"x":1}']),
-        (
-            {"payload": pa.array([{"a": [1], "b": {"c": "line\nend"}}])},
-            "json",
-            [b'{"a":[1],"b":{"c":"line\\nend"}}'],
-        ),
+        ({"payload": pa.array([{"a": [1], "b": {"c": "a\nb"}}])}, "json", [b'{"a":[1],"b":{"c":"a\\nb"}}']),
         ({"n": pa.array([1]), "day": pa.array([date(2026, 1, 2)])}, "json", [b'{"n":1,"day":"2026-01-02"}']),
         ({"queue": pa.array(["a", "b"])}, "json", [b"{}", b"{}"]),
         ({"queue": pa.array([], pa.string()), "n": pa.array([], pa.int64())}, "json", []),
@@ -219,9 +208,10 @@ def test_a_payload_is_json_text_bytes_something_to_encode_or_the_columns_that_ar
     assert len({job.id for job in jobs}) == len(jobs)
 
 
-@pytest.mark.parametrize(
-    "names", [["n"], ["a b", "ü", ""], ['quo"te', "back\\slash", "line\nend"], ["class", "n"]]
-)
+NAMES = [["n"], ["a b", "ü", ""], ['quo"te', "back\\slash", "line\nend"], ["class", "n"]]
+
+
+@pytest.mark.parametrize("names", NAMES)
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
 def test_an_object_has_the_names_and_values_of_its_columns(names: list[str], codec: str) -> None:
     values = [None, 1.5, "x\ny", {"inner": [1, None]}]
@@ -233,11 +223,8 @@ def test_an_object_has_the_names_and_values_of_its_columns(names: list[str], cod
 
 def test_a_row_with_its_own_time_does_not_mind_the_delay_of_all() -> None:
     when = datetime(2030, 1, 1, tzinfo=UTC)
-    jobs = made(
-        {"run_at": pa.array([when, None], pa.timestamp("us", "UTC")), "n": pa.array([1, 2])},
-        type="t",
-        delay="60",
-    )
+    times = pa.array([when, None], pa.timestamp("us", "UTC"))
+    jobs = made({"run_at": times, "n": pa.array([1, 2])}, type="t", delay="60")
     assert [job.run_at_us for job in jobs] == [to_micros(when), NOW + 60_000_000]
 
 

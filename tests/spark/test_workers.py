@@ -23,27 +23,23 @@ from taskharbor.spark.workers.launcher import DrainSummary, WorkersFailed, absol
 from taskharbor.spark.workers.stop_mark import QUEUE, clear_mark, is_marked
 
 APP = "worker_app:harbor"
-HERE = Path(__file__).parent
-PATIENCE = 120.0
 
 
 @pytest.fixture(scope="module")
 def shipped(spark: SparkSession) -> SparkSession:
     """The session, with the app's code where its executors find it."""
-    spark.sparkContext.addPyFile(str(HERE / "worker_app.py"))
+    spark.sparkContext.addPyFile(str(Path(__file__).with_name("worker_app.py")))
     return spark
 
 
-def test_executors_drain_a_queue_and_every_job_ends_once(
-    shipped: SparkSession, client: Client, url: str
-) -> None:
+def test_executors_drain_a_queue(shipped: SparkSession, client: Client, url: str) -> None:
+    """Every job ends once."""
     enqueue(client, "count", [{"number": n} for n in range(500)])
     enqueue(client, "tally", [{"number": n} for n in range(1500)])
     failing = enqueue(client, "odd_fails", [{"number": n} for n in range(20)], max_attempts=2)
     looks: list[Progress] = []
-    summary = run_on_executors(
-        shipped, APP, url, workers=2, until_empty=True, poll_interval=0.2, progress=looks.append
-    )
+    options: Any = {"workers": 2, "until_empty": True, "poll_interval": 0.2}
+    summary = run_on_executors(shipped, APP, url, progress=looks.append, **options)
     assert job_counts(client) == {JobState.DONE: 2010, JobState.DEAD: 10}
     assert (summary.done, summary.failed, summary.ended, summary.lost) == (2010, 20, 2020, 0)
     assert [worker.number for worker in summary.workers] == [0, 1]
@@ -78,9 +74,8 @@ def test_a_stop_is_graceful_and_leaves_no_mark(shipped: SparkSession, client: Cl
         if now.ended >= 20 and not now.stopping:
             ask_to_stop(url, runs[0])
 
-    summary = run_on_executors(
-        shipped, APP, url, progress=progress, started=lambda run, _: runs.append(run), **options
-    )
+    options["started"] = lambda run, _: runs.append(run)
+    summary = run_on_executors(shipped, APP, url, progress=progress, **options)
     assert summary.stopped
     assert not summary.cancelled
     assert 20 <= summary.done < 1000
@@ -94,7 +89,7 @@ def test_tasks_that_do_not_stop_in_time_are_cancelled_and_their_jobs_run_again(
     shipped: SparkSession, client: Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskharbor.spark.workers.launcher._AFTER_GRACE", 0.0)
-    (job_id,) = enqueue(client, "dwell", [{"seconds": PATIENCE}])
+    (job_id,) = enqueue(client, "dwell", [{"seconds": 120.0}])
     stop = threading.Event()
 
     def progress(now: Progress) -> None:
@@ -115,7 +110,7 @@ def test_tasks_that_do_not_stop_in_time_are_cancelled_and_their_jobs_run_again(
     assert client.get(job_id).state is JobState.CANCELLED
 
 
-def test_a_worker_whose_task_dies_is_submitted_again(
+def test_a_dead_task_is_submitted_anew(
     shipped: SparkSession, client: Client, url: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "deaths"
@@ -123,9 +118,8 @@ def test_a_worker_whose_task_dies_is_submitted_again(
     # The session tries a task three times: with the third death the whole Spark job has failed.
     (deadly,) = enqueue(client, "deadly", [{"folder": str(folder), "deaths": 3}], max_attempts=20)
     ids = enqueue(client, "count", [{"number": n} for n in range(200)])
-    summary = run_on_executors(
-        shipped, APP, url, workers=1, until_empty=True, lease=1.0, poll_interval=0.2, concurrency=1
-    )
+    options: Any = {"workers": 1, "concurrency": 1, "lease": 1.0, "poll_interval": 0.2}
+    summary = run_on_executors(shipped, APP, url, until_empty=True, **options)
     assert (summary.workers[0].submitted, summary.workers[0].lost) == (2, 1)
     assert summary.ended == 201
     assert client.get(deadly).stalls == 3
@@ -146,9 +140,7 @@ def test_an_app_that_executors_cannot_import_is_an_error_and_not_tried_for_ever(
         run_on_executors(spark, "only_here:harbor", url, workers=1, until_empty=True)
 
 
-def test_the_command_line_stops_a_run_by_its_name_and_says_what_is_missing_or_wrong(
-    url: str, client: Client
-) -> None:
+def test_the_command_line_stops_a_run_and_says_what_is_wrong(url: str, client: Client) -> None:
     run = new_id()
     asked = CliRunner().invoke(root, ["spark-worker", "--stop", run, "--url", url, "--json"])
     assert (asked.exit_code, json.loads(asked.stdout)) == (0, {"run": run, "asked_to_stop": True})
@@ -162,9 +154,7 @@ def test_the_command_line_stops_a_run_by_its_name_and_says_what_is_missing_or_wr
     assert (odd.exit_code, "spark.executor.memory=1g" in odd.output) == (2, True)
 
 
-def test_the_summary_is_a_table_for_people_and_a_document_for_programs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_summary_is_a_table_or_a_document(capsys: pytest.CaptureFixture[str]) -> None:
     ended = {"done": 7, "retried": 1, "dead": 2}
     workers = [ExecutorWorker(number=0, host="node1", outcomes=ended, seconds=1.5)]
     workers += [ExecutorWorker(number=1, submitted=2, lost=2)]
@@ -188,9 +178,8 @@ def test_options_are_checked_before_anything_is_submitted(shipped: SparkSession,
         run_on_executors(shipped, APP, url, lease=0.1)
 
 
-def test_files_of_this_folder_are_named_from_the_root_for_executors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_named_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors run in another folder."""
     monkeypatch.chdir(tmp_path)
     assert absolute_url("sqlite:///jobs.db?lock=1") == f"sqlite:///{tmp_path}/jobs.db?lock=1"
     for url in ("sqlite:////var/jobs.db", "postgresql://host/name"):

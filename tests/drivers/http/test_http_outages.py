@@ -235,17 +235,13 @@ def test_a_token_never_follows_to_a_leader_on_an_open_line() -> None:
 # -- time -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_broker_that_says_nothing_is_given_up_in_time() -> None:
+async def test_a_broker_that_says_nothing_is_given_up_in_time_and_a_wait_may_take_longer() -> None:
     async with line("?timeout=0.2") as here:
         here.proxy.stall()
         with pytest.raises(BackendUnavailable, match=r"no answer within 0\.2 s"):
             await here.near.enqueue(records(1), now=NOW)
         here.proxy.flow()
         await here.near.enqueue(records(1), now=NOW)
-
-
-async def test_a_wait_may_take_longer_than_the_timeout_of_a_call() -> None:
-    async with line("?timeout=0.2") as here:
         while await waits_of(here.near)(["q"], now=NOW, timeout=0):
             pass
         waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=20))

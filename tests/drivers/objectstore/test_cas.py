@@ -73,9 +73,7 @@ async def test_calls_that_arrive_while_a_write_is_under_way_go_into_the_next_one
 
 
 @in_virtual_time
-async def test_callers_who_come_back_share_the_next_write_and_nobody_else_is_waited_for(
-    stage: Stage,
-) -> None:
+async def test_callers_who_come_back_share_the_next_write_and_nobody_else_is_waited_for(stage: Stage) -> None:
     """Writes take a second, and clients come back a little after each answer."""
     stage.weather.write_seconds = 1.0
 
@@ -112,9 +110,7 @@ async def test_a_step_that_raises_gets_its_own_error_and_the_others_go_on(stage:
     assert await stage.landed() == ["a", "b"]
 
 
-async def test_who_left_changes_nothing_and_a_closed_object_answers_what_it_has(
-    stage: Stage,
-) -> None:
+async def test_who_left_changes_nothing_and_a_closed_object_answers_what_it_has(stage: Stage) -> None:
     first = asyncio.ensure_future(stage.cas.change(add("one")))
     await asyncio.sleep(0)
     left = asyncio.ensure_future(stage.cas.change(add("gone")))
@@ -225,9 +221,7 @@ async def test_an_object_that_was_removed_is_made_again(stage: Stage) -> None:
 # -- leading ----------------------------------------------------------------------------------------------
 
 
-async def test_a_leader_reads_nothing_in_its_term_and_never_writes_under_a_newer_epoch(
-    stage: Stage,
-) -> None:
+async def test_a_leader_reads_nothing_in_its_term_and_never_writes_under_a_newer_epoch(stage: Stage) -> None:
     await raise_epochs(stage.held, [NAME], FixedTerm(1))
     term = FixedTerm(1)
     old = marks_object(stage.blobs, term=term)

@@ -99,9 +99,7 @@ def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
     assert not ends(state)
 
 
-async def test_rows_of_two_queues_that_count_alike_have_own_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_rows_of_two_queues_that_count_alike_have_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes may take the same numbers at the same moment."""
     monkeypatch.setattr(image, "take_numbers", lambda count: 7)
     async with driver_on(HeldBlobs()) as driver:

@@ -148,9 +148,7 @@ async def test_a_candidate_that_took_it_without_hearing_so_takes_it_again_at_onc
 
 
 @in_virtual_time
-async def test_a_store_that_is_away_ends_the_term_until_it_returns(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_store_that_is_away_ends_the_term_until_it_returns(caplog: pytest.LogCaptureFixture) -> None:
     weather = Weather()
     broker = Broker(FaultyBlobs(HeldBlobs(), weather))
     await broker.step()
@@ -167,9 +165,7 @@ async def test_a_store_that_is_away_ends_the_term_until_it_returns(
 
 
 @in_virtual_time
-async def test_a_damaged_object_that_delays_leading_is_named_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_damaged_object_that_delays_leading_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     held = HeldBlobs()
     held.keep(state_name("damaged", 0), b"somebody's holiday pictures")
     broker = Broker(held)
@@ -227,9 +223,7 @@ class Machine(Leadership):
 
 
 @pytest.mark.parametrize("weather", [Weather, lambda chance: Weather(chance, STORM)], ids=["calm", "storm"])
-def test_brokers_that_freeze_never_lead_together(
-    weather: Callable[[random.Random], Weather],
-) -> None:
+def test_brokers_that_freeze_never_lead_together(weather: Callable[[random.Random], Weather]) -> None:
     # A story in which nobody had to take over shows nothing, and is told about once in four hundred times.
     for _ in range(5):
         seed = random.SystemRandom().randrange(2**32)

@@ -131,9 +131,7 @@ async def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> No
     await blobs.close()
 
 
-async def test_a_write_that_a_folder_refused_is_made_again_however_many_followed(
-    tmp_path: Path,
-) -> None:
+async def test_a_write_that_a_folder_refused_is_made_again_however_many_followed(tmp_path: Path) -> None:
     """A folder gets every write once, so its refusal is certain: nothing of the write has landed, whatever the object forgot."""
 
     class Crowded(LocalFiles):

@@ -62,9 +62,7 @@ async def test_a_settle_or_an_enqueue_is_one_write(driver: ObjectStoreDriver, we
         assert (weather.writes - before, weather.reads - reads) == (1, 0), "the queue is known"
 
 
-async def test_an_id_removed_here_and_accepted_there_is_found(
-    driver: ObjectStoreDriver,
-) -> None:
+async def test_an_id_removed_here_and_accepted_there_is_found(driver: ObjectStoreDriver) -> None:
     async with driver.clone() as second:
         await driver.enqueue([make_record("a")], now=NOW)
         await ack(driver, await claim(driver))
@@ -129,9 +127,7 @@ async def test_w_is_divided_and_never_exceeded_by_the_queue(sharded: ObjectStore
     assert sum(map(len, parts)) == 5
 
 
-async def test_jobs_of_a_key_meet_and_an_id_is_known_in_every_shard(
-    sharded: ObjectStoreDriver,
-) -> None:
+async def test_jobs_of_a_key_meet_and_an_id_is_known_in_every_shard(sharded: ObjectStoreDriver) -> None:
     for name in "abcde":
         for field in ("key", "idempotency_key"):
             first, second = await sharded.enqueue(jobs_of(2, **{field: name}), now=NOW)
@@ -142,9 +138,7 @@ async def test_jobs_of_a_key_meet_and_an_id_is_known_in_every_shard(
     assert len(await claim(sharded, 100)) == 10
 
 
-async def test_deaths_are_told_and_retention_and_purge_reach_every_shard(
-    sharded: ObjectStoreDriver,
-) -> None:
+async def test_deaths_are_told_and_retention_and_purge_reach_every_shard(sharded: ObjectStoreDriver) -> None:
     await sharded.configure("q", QueueSettings(failure_queue="failed", keep_dead_us=0), now=NOW)
     await sharded.enqueue(jobs_of(12), now=NOW)
     held = await claim(sharded, 12)
@@ -239,9 +233,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return planned
 
 
-async def test_a_death_is_answered_when_its_notice_is_there_and_told_once(
-    driver: ObjectStoreDriver,
-) -> None:
+async def test_a_death_is_answered_when_its_notice_is_there_and_told_once(driver: ObjectStoreDriver) -> None:
     """Also after a crash between the delivery and its removal from the outbox."""
     await fail(driver, await held_job(driver))
     async with driver.clone() as other:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from psycopg import sql
 
 from conformance.recycled_postgres import recycler
-from drivers.postgres.pg_harness import Raw, line
+from drivers.postgres.harness import Heard, Raw, crash_proof_server, line
 from needing import Entered
 from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor_testkit.servers import PostgresServer
 
 
 @pytest.fixture
@@ -39,6 +41,26 @@ def other(driver: PostgresDriver) -> Entered:
 def raw(driver: PostgresDriver) -> Iterator[Raw]:
     with Raw(driver.options) as raw:
         yield raw
+
+
+@pytest.fixture
+def heard(raw: Raw) -> Heard:
+    """The queues that were notified of since the last look, in order."""
+    raw(sql.SQL("LISTEN {}").format(sql.Identifier(raw.options.channel)))
+
+    def look() -> list[str]:
+        # A round trip: whatever was committed before is here now.
+        raw("SELECT 1")
+        return [notify.payload for notify in raw.connection.notifies(timeout=0)]
+
+    return look
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server of the module's own, which may be stopped."""
+    with crash_proof_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -14,37 +14,14 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from drivers.postgres.pg_harness import (
-    LEASE,
-    NOW,
-    SECOND,
-    Line,
-    Raw,
-    ack,
-    claim,
-    counts,
-    held,
-    ids,
-    make_record,
-    make_records,
-    outcomes,
-)
-from taskharbor.drivers.contract import (
-    Ack,
-    Discard,
-    Enqueued,
-    Extension,
-    Fail,
-    QueueSettings,
-    Release,
-    RetryAt,
-    Settlement,
-)
+from drivers.postgres.harness import LEASE, Line, Raw, ack, claim, counts, held, ids, make_records, outcomes
+from records import NOW, make_record
+from taskharbor.drivers import contract
 from taskharbor.drivers.postgres import PostgresDriver, enqueue
 from taskharbor.drivers.postgres.connections import Row, Session
 from taskharbor.drivers.postgres.options import NOTIFYING
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import Failure, JobRecord, JobState, Lease, Outcome
+from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Lease, Outcome
 from taskharbor_testkit.servers.proxy import Fault
 from worker.stage import eventually, finish
 
@@ -53,9 +30,8 @@ ERROR = Failure("ValueError", "no")
 
 
 @pytest.fixture(params=["drop", "lose_answer"])
-def fault(request: pytest.FixtureRequest) -> Fault:
-    fault: Fault = request.param
-    return fault
+def fault(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 async def asked_twice(here: Line, call: bytes, fault: Fault, ask: Callable[[], Awaitable[T]]) -> T:
@@ -82,16 +58,10 @@ async def claim_in_vain(here: Line, fault: Fault, limit: int = 3) -> None:
 # -- enqueue ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "fields"),
-    [
-        (1, {}),
-        (50, {}),
-        (1, {"key": "k"}),
-        (1, {"idempotency_key": "i"}),
-        (1, {"key": "k", "idempotency_key": "i"}),
-    ],
-)
+KEYED, ONCE = {"key": "k"}, {"idempotency_key": "i"}
+
+
+@pytest.mark.parametrize(("count", "fields"), [(1, {}), (50, {}), (1, KEYED), (1, ONCE), (1, KEYED | ONCE)])
 async def test_an_enqueue_stores_once(here: Line, fault: Fault, count: int, fields: Any) -> None:
     batch = make_records(count, **fields)
     answers = await asked_twice(here, b".enqueue_", fault, lambda: here.near.enqueue(batch, now=NOW))
@@ -99,7 +69,7 @@ async def test_an_enqueue_stores_once(here: Line, fault: Fault, count: int, fiel
     if fields:
         # The next one of the key finds it, so its mark was left once as well.
         again = await here.near.enqueue([make_record(**fields)], now=NOW)
-        assert again == [Enqueued(batch[0].id, existed=True)]
+        assert again == [contract.Enqueued(batch[0].id, existed=True)]
     assert await counts(here.far) == {JobState.READY: count}
 
 
@@ -131,7 +101,7 @@ async def test_an_enqueue_that_failed_may_be_tried_again(here: Line, fault: Faul
 @pytest.mark.parametrize("limit", [None, 2])
 async def test_a_reserve_gives_the_jobs_it_leased(here: Line, fault: Fault, limit: int | None) -> None:
     stored = await here.store(5)
-    await here.far.configure("q", QueueSettings(max_inflight=limit), now=NOW)
+    await here.far.configure("q", contract.QueueSettings(max_inflight=limit), now=NOW)
     jobs = await asked_twice(here, b".claim(", fault, lambda: claim(here.near, 3))
     room = limit or 3
     assert ids(jobs) == stored[:room]
@@ -145,9 +115,7 @@ async def test_a_reserve_gives_the_jobs_it_leased(here: Line, fault: Fault, limi
 
 
 @pytest.mark.parametrize("limits", [[3, 2], [1] * 5], ids=str)
-async def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(
-    here: Line, fault: Fault, limits: list[int]
-) -> None:
+async def test_a_reserve_gives_what_a_failed_one_leased(here: Line, fault: Fault, limits: list[int]) -> None:
     """But not more than it asks for: the rest goes back."""
     stored = await here.store(5)
     await claim_in_vain(here, fault)
@@ -195,29 +163,23 @@ async def test_reserves_that_failed_side_by_side_leave_nothing_behind(here: Line
 
 # -- the end of a lease -----------------------------------------------------------------------------------
 
-ENDS: dict[str, tuple[Callable[[JobRecord], Settlement], JobState, Outcome]] = {
-    "ack": (lambda job: Ack(*held(job)), JobState.DONE, Outcome.DONE),
-    "ack with a result": (lambda job: Ack(*held(job), b"1"), JobState.DONE, Outcome.DONE),
-    "fail": (lambda job: Fail(*held(job), 1, ERROR), JobState.DEAD, Outcome.DEAD),
-    "discard": (lambda job: Discard(*held(job)), JobState.CANCELLED, Outcome.CANCELLED),
-    "retry": (lambda job: RetryAt(*held(job), NOW, 1, ERROR), JobState.READY, Outcome.RETRIED),
-    "release": (lambda job: Release(*held(job)), JobState.READY, Outcome.RELEASED),
+ENDS: dict[str, tuple[Callable[[JobRecord], contract.Settlement], JobState, Outcome]] = {
+    "ack": (lambda job: contract.Ack(*held(job)), JobState.DONE, Outcome.DONE),
+    "ack with a result": (lambda job: contract.Ack(*held(job), b"1"), JobState.DONE, Outcome.DONE),
+    "fail": (lambda job: contract.Fail(*held(job), 1, ERROR), JobState.DEAD, Outcome.DEAD),
+    "discard": (lambda job: contract.Discard(*held(job)), JobState.CANCELLED, Outcome.CANCELLED),
+    "retry": (lambda job: contract.RetryAt(*held(job), NOW, 1, ERROR), JobState.READY, Outcome.RETRIED),
+    "release": (lambda job: contract.Release(*held(job)), JobState.READY, Outcome.RELEASED),
 }
 
 
+OTHER_ENDS = [pytest.param([name], marks=pytest.mark.slow) for name in ENDS if name not in ("ack", "retry")]
+
+
 @pytest.mark.parametrize("key", [None, "k"])
-@pytest.mark.parametrize(
-    "names",
-    [
-        list(ENDS),
-        ["ack"],
-        ["retry"],
-        *(pytest.param([name], marks=pytest.mark.slow) for name in ENDS if name not in ("ack", "retry")),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("names", [list(ENDS), ["ack"], ["retry"], *OTHER_ENDS], ids=" ".join)
 async def test_a_lease_ends_once(here: Line, fault: Fault, key: str | None, names: list[str]) -> None:
-    await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
+    await here.far.configure("q", contract.QueueSettings(failure_queue="failed"), now=NOW)
     for name in names:
         await here.store(key=key and key + name)
     jobs = await claim(here.near, len(names))
@@ -247,10 +209,8 @@ async def test_a_heartbeat_holds(here: Line, fault: Fault) -> None:
     await here.store()
     (job,) = await claim(here.near)
     later = NOW + SECOND
-    beat = [Extension(*held(job), b"half")]
-    (lease,) = await asked_twice(
-        here, b".extend_lease(", fault, lambda: here.near.extend_lease(beat, lease_for=LEASE, now=later)
-    )
+    beat = partial(here.near.extend_lease, [contract.Extension(*held(job), b"half")], lease_for=LEASE)
+    (lease,) = await asked_twice(here, b".extend_lease(", fault, partial(beat, now=later))
     assert isinstance(lease, Lease)
     stored = await here.job(job.id)
     assert stored.expires_at_us == lease.expires_at_us == later + LEASE
@@ -276,7 +236,7 @@ async def test_a_cancel_happens_once(here: Line, fault: Fault, is_running: bool)
 async def test_a_requeue_happens_once_and_says_so(here: Line, fault: Fault) -> None:
     await here.store()
     (job,) = await claim(here.near)
-    await here.near.settle([Fail(*held(job), 1, ERROR)], now=NOW)
+    await here.near.settle([contract.Fail(*held(job), 1, ERROR)], now=NOW)
     answers = await asked_twice(here, b".requeue(", fault, lambda: here.near.requeue([job.id], now=NOW))
     stored = await here.job(job.id)
     assert (stored.state, stored.attempts) == (JobState.READY, 0)
@@ -288,11 +248,11 @@ async def test_a_requeue_happens_once_and_says_so(here: Line, fault: Fault) -> N
 # A server does not notice that a client has gone while it waits for a lock, and goes on with the call afterwards.
 
 
-@pytest.fixture
-def meet(raw: Raw, fault: Fault) -> Callable[..., Awaitable[Any]]:
-    """Asks, cuts the line in the middle of the call, and lets the second try meet the first."""
+async def test_a_call_meets_its_own_first_try(here: Line, raw: Raw, fault: Fault) -> None:
+    """None of the jobs is leased without anybody knowing of it."""
 
-    async def meet(here: Line, ask: Callable[[], Awaitable[T]]) -> T:
+    async def meet(ask: Callable[[], Awaitable[T]]) -> T:
+        """Asks, cuts the line in the middle of the call, and lets the second try meet the first."""
         with raw.another("LOCK TABLE moves IN SHARE MODE"):
             asked = asyncio.ensure_future(ask())
             await eventually(lambda: raw.locks_awaited() == 1)
@@ -306,32 +266,14 @@ def meet(raw: Raw, fault: Fault) -> Callable[..., Awaitable[Any]]:
         await eventually(lambda: raw.locks_awaited() == 0)
         return answer
 
-    return meet
-
-
-Meet = Callable[[Line, Callable[[], Awaitable[T]]], Awaitable[T]]
-
-
-async def test_an_enqueue_meets_its_own_first_try(here: Line, meet: Meet[list[Enqueued]]) -> None:
-    for batch in (make_records(10), make_records(1, key="k")):
-        answers = await meet(here, partial(here.near.enqueue, batch, now=NOW))
-        assert ids(answers) == ids(batch)
+    for batch in (make_records(1, key="k"), make_records(10)):
+        assert ids(await meet(partial(here.near.enqueue, batch, now=NOW))) == ids(batch)
     assert await counts(here.far) == {JobState.READY: 11}
-
-
-async def test_a_reserve_meets_its_own_first_try(here: Line, meet: Meet[list[JobRecord]]) -> None:
-    """None of the jobs is leased without anybody knowing of it."""
-    await here.store(6)
-    assert len(await meet(here, lambda: claim(here.near, 3))) == 3
-    assert await counts(here.far) == {JobState.READY: 3, JobState.INFLIGHT: 3}
-
-
-async def test_a_settlement_meets_its_own_first_try(here: Line, meet: Meet[None]) -> None:
-    await here.store(5)
-    await here.store(key="k")
-    jobs = await claim(here.near, 6)
-    await meet(here, lambda: ack(here.near, jobs))
-    assert await counts(here.far) == {JobState.DONE: 6}
+    jobs = await meet(lambda: claim(here.near, 6))
+    assert len(jobs) == 6
+    assert await counts(here.far) == {JobState.READY: 5, JobState.INFLIGHT: 6}
+    await meet(lambda: ack(here.near, jobs))
+    assert await counts(here.far) == {JobState.READY: 5, JobState.DONE: 6}
     assert [await outcomes(here.far, job.id) for job in jobs] == [[Outcome.DONE]] * 6
 
 
@@ -355,9 +297,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
     return statements
 
 
-async def test_a_reserve_that_is_read_last_leases_nothing(
-    here: Line, fault: Fault, sent: list[Statement]
-) -> None:
+async def test_a_reserve_read_last_leases_nothing(here: Line, fault: Fault, sent: list[Statement]) -> None:
     await here.store(9)
     await claim_in_vain(here, fault)
     assert len(await claim(here.near, 3)) == 3
@@ -389,8 +329,8 @@ async def store_again_and_run(driver: PostgresDriver, job: JobRecord) -> None:
     assert await counts(driver) == {JobState.DONE: 2}
 
 
-async def test_an_enqueue_that_is_read_last_stores_nothing(
-    ways: str, monkeypatch: pytest.MonkeyPatch, sent: list[Statement]
+async def test_an_enqueue_read_last_stores_nothing(
+    ways: str, monkeypatch: Any, sent: list[Statement]
 ) -> None:
     job = make_record()
     async with PostgresDriver.from_url(ways) as first, PostgresDriver.from_url(ways) as second:
@@ -435,7 +375,7 @@ async def test_an_enqueue_that_was_stopped_on_its_way_stores_nothing(ways: str, 
                 late = asyncio.ensure_future(first.enqueue([job], now=NOW, new_ids=True))
                 await eventually(lambda: raw.locks_awaited() == 1)
                 await store_again_and_run(second, job)
-            assert await finish(late) == [Enqueued(job.id, existed=True)]
+            assert await finish(late) == [contract.Enqueued(job.id, existed=True)]
             assert await counts(second) == {JobState.DONE: 2}
         finally:
             raw("DROP TRIGGER stop_here ON jobs")

@@ -33,9 +33,8 @@ def test_chaos_loses_and_doubles_nothing(tmp_path: Path, request: pytest.Fixture
     assert {queue for queue, _ in CONTENTS} == set(QUEUES)
     with PostgresServer.start(durable=True) as server:
         url = with_fresh_schema(server.url)
-        chaos = Chaos(
-            PostgresDriver.from_url(url), lambda: server.restart("immediate"), Fleet(url, tmp_path), seed
-        )
+        driver, fleet = PostgresDriver.from_url(url), Fleet(url, tmp_path)
+        chaos = Chaos(driver, lambda: server.restart("immediate"), fleet, seed)
         asyncio.run(chaos.run())
         # Started only now: Java would take its share of the machine while workers are frozen and killed.
         audited = audit_store(request.getfixturevalue("spark"), url)

@@ -9,38 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 import pytest
 
-from drivers.postgres.pg_harness import (
-    LEASE,
-    NOW,
-    SECOND,
-    Raw,
-    claim,
-    counts,
-    held,
-    ids,
-    make_record,
-    make_records,
-    present,
-)
+from drivers.postgres.harness import LEASE, NOW, SECOND, Raw, claim, counts, held, ids, make_record
+from drivers.postgres.test_postgres_ambiguity import ENDS
 from needing import Entered
-from taskharbor.drivers.contract import Ack, Extension, QueueSettings, Release, RetryAt, Settlement
+from records import present
+from taskharbor.drivers.contract import Extension, QueueSettings
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.errors import JobNotInflight
-from taskharbor.jobs import Failure, JobRecord, JobState, Lease
+from taskharbor.jobs import JobRecord, JobState, Lease
 from taskharbor_testkit.servers import PostgresAt, PostgresServer
 from worker.stage import eventually, finish
 
-KINDS: dict[str, Callable[[JobRecord], Settlement]] = {
-    "ack": lambda job: Ack(*held(job)),
-    "ack with a result": lambda job: Ack(*held(job), b"1"),
-    "retry": lambda job: RetryAt(*held(job), NOW, 1, Failure("E", "no")),
-    "release": lambda job: Release(*held(job)),
-}
+KINDS = ("ack", "ack with a result", "retry", "release")
 Keys = Sequence[str | None]
 KEYED: Keys = ("a", "b", "c")
 NONE: Keys = (None, None, None)
@@ -56,20 +41,19 @@ class Crossing:
         self.jobs: list[JobRecord] = []
 
     async def begin(self, keys: Keys) -> None:
-        for key in keys:
-            await self._driver.enqueue([make_record(key=key)], now=NOW)
+        await self.enqueue(keys)
         self.jobs = await claim(self._driver, 3)
         assert len(self.jobs) == 3
 
     async def settle(self, kind: str) -> Any:
-        a, b, c = map(KINDS[kind], self.jobs)
+        a, b, c = map(ENDS[kind][0], self.jobs)
         return await self._driver.settle([b, c, a], now=NOW)
 
     async def beat(self) -> Any:
         beats = [Extension(*held(job)) for job in self.jobs[:2]]
         return await self._driver.extend_lease(beats, lease_for=LEASE, now=NOW + 1)
 
-    async def enqueue(self, keys: str) -> Any:
+    async def enqueue(self, keys: Keys) -> Any:
         return await self._driver.enqueue([make_record(key=key) for key in keys], now=NOW)
 
     async def cancel(self) -> Any:
@@ -169,10 +153,10 @@ async def test_a_lease_that_is_being_extended_takes_room(
     assert (await counts(store))[JobState.INFLIGHT] == 1
 
 
-async def test_a_lease_that_is_being_extended_is_not_reclaimed(
+async def test_an_extended_lease_is_not_reclaimed(
     store: PostgresDriver, other: PostgresDriver, raw: Raw
 ) -> None:
-    await store.enqueue(make_records(3), now=NOW)
+    await store.enqueue([make_record() for _ in range(3)], now=NOW)
     job, *free = await claim(store, 3)
     with raw.another() as beat:
         beat(BEAT, LEASE, job.id)

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from psycopg import sql
 
-from drivers.postgres.pg_harness import DAY, NOW, SECOND, Raw, ack, claim, fold, ids, make_record
+from drivers.postgres.harness import DAY, NOW, SECOND, Raw, ack, claim, fold, ids, make_record
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.log import parse_cursor
@@ -239,9 +239,10 @@ async def test_rows_that_commit_late_are_not_skipped(store: PostgresDriver, raw:
     assert (await follow(store, None))[0] == ["first", "late", "later", "last"]
 
 
-@pytest.mark.parametrize(
-    "cursor", ["", "1", "1.2", "1.2.3.4", "a.b.c", "1.-2.3", f"1.{'9' * 30}.1", "1.2.3 ", "²..1", "1.²3.1"]
-)
+NO_CURSORS = ["", "1", "1.2", "1.2.3.4", "a.b.c", "1.-2.3", f"1.{'9' * 30}.1", "1.2.3 ", "²..1", "1.²3.1"]
+
+
+@pytest.mark.parametrize("cursor", NO_CURSORS)
 def test_what_is_no_cursor_is_refused(cursor: str) -> None:
     with pytest.raises(InvalidRequest):
         parse_cursor(cursor)

@@ -18,41 +18,19 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from drivers.postgres.pg_harness import (
-    LEASE,
-    NOW,
-    Line,
-    Raw,
-    ack,
-    claim,
-    counts,
-    crash_proof_server,
-    held,
-    ids,
-    line,
-    make_record,
-    make_records,
-    nothing_unhandled,
-    outcomes,
-    present,
-)
+from drivers.postgres import harness
+from drivers.postgres.harness import Line, Raw, ack, claim, held, ids, line, make_records, wait
 from needing import Entered
+from records import NOW, make_record, present
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.contract import Ack, Extension, JobFilter
 from taskharbor.drivers.postgres import PostgresDriver, notifications
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers import FaultProxy, PostgresServer, with_fresh_schema
-from taskharbor_testkit.waits import waits_of
 from worker.stage import Stage, eventually, finish, running, stage
 
 SEED = "TASKHARBOR_POSTGRES_CUT_SEED"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with crash_proof_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -119,24 +97,18 @@ class Shift:
             assert (await self._here.ended(job_id)).state is JobState.DONE
 
 
-ENDS: dict[str, Callable[[PostgresServer], None]] = {
-    "immediate": lambda server: server.stop("immediate"),
-    "fast": lambda server: server.stop("fast"),
-    "kill": PostgresServer.kill,
-}
+OTHER_ENDS = [pytest.param(how, marks=pytest.mark.slow) for how in ("fast", "kill")]
 
 
-@pytest.mark.parametrize(
-    "end", ["immediate", *(pytest.param(end, marks=pytest.mark.slow) for end in ("fast", "kill"))]
-)
-async def test_a_worker_comes_through_restarts_and_writes_later_what_ends_meanwhile(
-    at_work: Stage, server: PostgresServer, end: str
-) -> None:
+@pytest.mark.parametrize("how", ["immediate", *OTHER_ENDS])
+async def test_a_worker_comes_through_restarts(at_work: Stage, server: PostgresServer, how: Any) -> None:
+    """What ends meanwhile is written later."""
     shift = Shift(at_work)
+    end = server.kill if how == "kill" else partial(server.stop, how)
     async with shift.interrupted():
-        await asyncio.to_thread(ENDS[end], server)
+        await asyncio.to_thread(end)
         await asyncio.to_thread(server.restart)
-        await asyncio.to_thread(ENDS[end], server)
+        await asyncio.to_thread(end)
         shift.let_go()
         with pytest.raises(BackendUnavailable):
             await at_work.enqueue()
@@ -163,7 +135,7 @@ Pair = tuple[PostgresServer, PostgresServer]
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     """A primary that answers a commit only when its standby has it too."""
-    with crash_proof_server() as primary, primary.standby() as standby:
+    with harness.crash_proof_server() as primary, primary.standby() as standby:
         primary.execute("ALTER SYSTEM SET synchronous_standby_names TO 'standby'")
         primary.execute("SELECT pg_reload_conf()")
         yield primary, standby
@@ -171,10 +143,9 @@ def pair() -> Iterator[Pair]:
 
 async def test_a_worker_finds_the_new_primary_among_its_hosts(pair: Pair) -> None:
     primary, standby = pair
-    address = urlsplit(with_fresh_schema(primary.url))
-    hosts = ",".join(urlsplit(one.url).netloc.rpartition("@")[2] for one in pair)
-    url = f"postgresql://{address.username}@{hosts}{address.path}?{address.query}&target_session_attrs=read-write"
-    async with stage(PostgresDriver.from_url(url)) as here:
+    first, second = (urlsplit(one.url).netloc.rpartition("@")[2] for one in pair)
+    either = with_fresh_schema(primary.url).replace(first, f"{first},{second}")
+    async with stage(PostgresDriver.from_url(f"{either}&target_session_attrs=read-write")) as here:
         shift = Shift(here)
         async with shift.interrupted():
             await asyncio.to_thread(primary.kill)
@@ -203,12 +174,11 @@ async def test_a_worker_goes_on_when_its_address_leads_to_another_server(pair: P
 # -- a handle and its connections -------------------------------------------------------------------------
 
 
-async def opened_and_closed(driver: PostgresDriver) -> None:
-    async with driver:
-        pass
-
-
 async def test_every_call_says_that_the_server_is_away(server: PostgresServer) -> None:
+    async def opened_and_closed(driver: PostgresDriver) -> None:
+        async with driver:
+            pass
+
     async with PostgresDriver.from_url(with_fresh_schema(server.url)) as driver:
         (known,) = await driver.enqueue([make_record()], now=NOW)
         (job,) = await claim(driver)
@@ -217,7 +187,7 @@ async def test_every_call_says_that_the_server_is_away(server: PostgresServer) -
             lambda: driver.enqueue([make_record(queue="other")], now=NOW),
             lambda: driver.enqueue([make_record(queue="other", key="k")], now=NOW),
             lambda: claim(driver),
-            lambda: driver.extend_lease([Extension(*held(job))], lease_for=LEASE, now=NOW),
+            lambda: driver.extend_lease([Extension(*held(job))], lease_for=harness.LEASE, now=NOW),
             lambda: driver.reclaim(now=NOW),
             lambda: driver.cancel(["nobody"], now=NOW),
             lambda: driver.requeue(["nobody"], now=NOW),
@@ -229,12 +199,12 @@ async def test_every_call_says_that_the_server_is_away(server: PostgresServer) -
             lambda: driver.settings("q"),
             lambda: driver.read_attempts(),
             lambda: driver.job_attempts(known.id),
-            lambda: waits_of(driver)(["q"], now=NOW, timeout=0.001),
+            lambda: wait(driver, "q", timeout=0.001),
             lambda: opened_and_closed(driver.clone()),
             lambda: driver.migrate(dry_run=True),
             lambda: driver.settle([Ack(*held(job))], now=NOW),
         ]
-        with nothing_unhandled():
+        with harness.nothing_unhandled():
             await asyncio.to_thread(server.stop, "immediate")
             for call in calls:
                 with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1"):
@@ -242,7 +212,7 @@ async def test_every_call_says_that_the_server_is_away(server: PostgresServer) -
             await asyncio.to_thread(server.restart)
             for call in calls:
                 await call()
-        assert await outcomes(driver, job.id) == [Outcome.DONE]
+        assert await harness.outcomes(driver, job.id) == [Outcome.DONE]
 
 
 class Traffic:
@@ -306,7 +276,7 @@ async def test_calls_on_a_line_that_is_cut_at_any_moment_happen_once(url: str) -
             await asyncio.gather(cutting, return_exceptions=True)
         assert len(traffic.accepted) == producers * batches * 2
         assert traffic.done == dict.fromkeys(traffic.accepted, 1)
-        assert await counts(here.far) == {JobState.DONE: len(traffic.accepted)}
+        assert await harness.counts(here.far) == {JobState.DONE: len(traffic.accepted)}
         attempts = (await here.far.read_attempts(limit=2000)).attempts
         assert Counter(row.job_id for row in attempts) == traffic.done
         assert await here.near.stats(now=NOW) == await here.far.stats(now=NOW)
@@ -318,10 +288,9 @@ async def test_a_handle_without_a_free_connection_says_what_to_do(url: str, raw:
         with raw.another("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"):
             held_up = asyncio.ensure_future(here.near.enqueue([job], now=NOW))
             await eventually(lambda: raw.locks_awaited() == 1)
-            with pytest.raises(BackendUnavailable, match="raise pool_size"):
-                await here.near.time()
-            with pytest.raises(BackendUnavailable, match="raise pool_size"):
-                await claim(here.near)
+            for call in (here.near.time(), claim(here.near)):
+                with pytest.raises(BackendUnavailable, match="raise pool_size"):
+                    await call
         assert ids(await finish(held_up)) == [job.id]
         # A claim that never left is no claim of which the answer was lost.
         assert ids(await claim(here.near)) == [job.id]
@@ -375,22 +344,18 @@ async def new_listener(raw: Raw, old: int = 0) -> int:
     return present(listener(raw, but=old))
 
 
-def wait(here: Line, timeout: float = 600.0) -> asyncio.Future[bool]:
-    return asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=timeout))
-
-
 async def settled(here: Line) -> None:
     """What the first looks find, and the news that the listener is up, are over."""
-    while await wait(here, 0.05):
+    while await wait(here.near, "q", timeout=0.05):
         pass
 
 
 async def is_woken_by_a_job(here: Line) -> bool:
     await settled(here)
-    waiting = wait(here)
+    waiting = wait(here.near, "q")
     # A listener that comes back wakes all who wait, once: it may do so after the server shows it.
     while (await asyncio.wait([waiting], timeout=0.05))[0]:
-        waiting = wait(here)
+        waiting = wait(here.near, "q")
     await here.store()
     return await finish(waiting)
 
@@ -401,7 +366,7 @@ async def test_a_listener_that_was_lost_comes_back_and_hears(url: str, raw: Raw,
     # Nobody looks by itself in this test.
     async with line(url, "&poll=3600") as here:
         await here.store()
-        await wait(here, 0.01)
+        await wait(here.near, "q", timeout=0.01)
         old = await new_listener(raw)
         for _ in range(2):
             if how == "terminated":
@@ -417,7 +382,7 @@ async def test_who_waits_while_connections_are_lost_is_woken(url: str, raw: Raw)
     """The worker would look again by itself only after ten minutes."""
     lost = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'th_lost'"
     driver = PostgresDriver.from_url(f"{url}&application_name=th_lost")
-    with nothing_unhandled():
+    with harness.nothing_unhandled():
         async with stage(driver) as here, running(here.worker(do_nothing, poll_interval=600.0)):
             await here.ended(await here.enqueue())
             for _ in range(3):
@@ -445,7 +410,7 @@ async def split_line(url: str, options: str, raw: Raw) -> AsyncIterator[Line]:
         async with near, PostgresDriver.from_url(url) as far:
             here = Line(near, far, proxy)
             await here.store()
-            await wait(here, 0.01)
+            await wait(here.near, "q", timeout=0.01)
             await new_listener(raw)
             await settled(here)
             yield here
@@ -455,12 +420,12 @@ async def split_line(url: str, options: str, raw: Raw) -> AsyncIterator[Line]:
 async def test_a_silent_line_loses_no_wake_up(url: str, raw: Raw) -> None:
     async with split_line(url, "&poll=3600", raw) as here:
         here.proxy.stall()
-        waiting = wait(here, 0.1)
+        waiting = wait(here.near, "q", timeout=0.1)
         await asyncio.wait([waiting], timeout=0.02)
         await here.store()
         assert not await finish(waiting)
         # Nobody told it, so it has to find out itself when it waits next.
-        assert await finish(wait(here))
+        assert await finish(wait(here.near, "q"))
         here.proxy.flow()
         assert await is_woken_by_a_job(here)
 

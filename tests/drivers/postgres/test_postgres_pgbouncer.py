@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.postgres.pg_harness import NOW, crash_proof_server, make_record
+from drivers.postgres.harness import NOW, make_record, wait
 from drivers.postgres.test_postgres_migrations import work
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.postgres import PostgresDriver
@@ -22,7 +22,6 @@ from taskharbor_testkit.conformance import CASES
 from taskharbor_testkit.conformance.backend import as_backend
 from taskharbor_testkit.conformance.case import run_case
 from taskharbor_testkit.servers import PgBouncer, PostgresServer, with_fresh_schema
-from taskharbor_testkit.waits import waits_of
 from worker.stage import Stage, eventually, finish, running, stage
 
 SESSIONS = 2
@@ -31,12 +30,6 @@ FAMILIES = ("concurrency", "crash", "limits", "waiting")
 """The kit's cases that lean on sessions, locks and wake-ups more than others."""
 
 pytestmark = pytest.mark.installed
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with crash_proof_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +51,8 @@ async def handles(url: str, count: int) -> AsyncIterator[list[PostgresDriver]]:
         yield [first, *others]
 
 
-def sessions(server: PostgresServer) -> int:
-    """How many the server sees of ours."""
-    ((count,),) = server.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-    )
-    return int(count)
+OURS = "SELECT FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+"""The sessions that the server sees of ours."""
 
 
 # -- what holds -------------------------------------------------------------------------------------------
@@ -74,7 +63,7 @@ async def test_everything_that_a_handle_does(server: PostgresServer, url: str) -
     async with handles(url, 8) as all_of_them:
         for driver in all_of_them:
             await work(driver)
-        assert sessions(server) <= SESSIONS
+        assert len(server.execute(OURS)) <= SESSIONS
 
 
 async def is_all_done(here: Stage) -> bool:
@@ -137,10 +126,10 @@ async def test_nothing_is_heard_through_it_so_news_waits_for_the_next_look(bounc
     """LISTEN seems to work and stays behind in a session. A wait lasts its whole time-out, and loses nothing."""
     async with handles(with_fresh_schema(bouncer.url) + "&prepare=off", 2) as (driver, other):
         await other.enqueue([make_record()], now=NOW)
-        while await waits_of(driver)(["q"], now=NOW, timeout=0.1):
+        while await wait(driver, "q", timeout=0.1):
             pass
-        waiting = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=0.5))
+        waiting = wait(driver, "q", timeout=0.5)
         await asyncio.wait([waiting], timeout=0.1)
         await other.enqueue([make_record()], now=NOW)
         assert not await finish(waiting)
-        assert await finish(waits_of(driver)(["q"], now=NOW, timeout=600.0))
+        assert await finish(wait(driver, "q"))

@@ -12,20 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from drivers.postgres.pg_harness import (
-    DAY,
-    NOW,
-    SECOND,
-    Raw,
-    ack,
-    claim,
-    fold,
-    held,
-    make_record,
-    make_records,
-)
+from drivers.postgres.harness import DAY, NOW, SECOND, Raw, ack, claim, fold, held, make_record, make_records
 from needing import need
-from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, Release, RetryAt, Settlement
+from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, Release, RetryAt
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.jobs import Failure, JobRecord, JobState
@@ -140,6 +129,11 @@ def _fill(url: str) -> None:
         tables = "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'"
         for (table,) in raw(tables):
             raw(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        # An autovacuum worker would read the tables for these even so.
+        ranges = """SELECT c.relname FROM pg_class AS c JOIN pg_am AS a ON a.oid = c.relam
+            WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'i' AND a.amname = 'brin'"""
+        for (index,) in raw(ranges):
+            raw(f"ALTER INDEX {index} SET (autosummarize = off)")
         raw(_FILL.format(now=NOW, day=DAY))
         raw(_RARE.format(now=NOW))
 
@@ -169,9 +163,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 async def _claim(driver: PostgresDriver, *types: str) -> list[JobRecord]:
-    jobs = await driver.reserve(
-        "q", limit=20, lease_for=DAY, now=NOW, worker="w", types=list(types) if types else None
-    )
+    jobs = await claim(driver, 20, lease=DAY, types=list(types) or None)
     assert len(jobs) == 20
     return jobs
 
@@ -180,13 +172,8 @@ async def _settle_others(driver: PostgresDriver) -> None:
     error = Failure("E", "no")
     first, retry, fail, back = map(held, await claim(driver, 4, lease=DAY))
     # A second settlement of a job, so that none of them is the plain kind.
-    batch: list[Settlement] = [
-        Ack(*first),
-        Ack(*first),
-        RetryAt(*retry, NOW, 1, error),
-        Fail(*fail, 1, error),
-        Release(*back),
-    ]
+    first_twice = (Ack(*first), Ack(*first))
+    batch = (*first_twice, RetryAt(*retry, NOW, 1, error), Fail(*fail, 1, error), Release(*back))
     assert await driver.settle(batch, now=NOW) == [None] * 5
 
 
@@ -209,6 +196,7 @@ async def _prune(driver: PostgresDriver, *, now: int = NOW + 91 * DAY, removed: 
     assert await driver.prune(now=now, limit=20) == removed
 
 
+_EVERYWHERE = ["waiting-5", "finished-5", "dead-5", "nowhere"]
 _DEAD = frozenset({JobState.DEAD})
 _CASES: dict[str, tuple[Call, set[str]]] = {
     "claim": (_claim, {"jobs_waiting"}),
@@ -223,10 +211,7 @@ _CASES: dict[str, tuple[Call, set[str]]] = {
     "enqueue onto a running key": (_enqueue(key="l30"), {"jobs_key"}),
     "enqueue with a known idempotency key": (_enqueue(idempotency_key="i30"), {"idempotency_pkey"}),
     "reclaim": (lambda d: d.reclaim(now=NOW + DAY + 100, limit=20), {"jobs_due"}),
-    "get": (
-        lambda d: d.get(["waiting-5", "finished-5", "dead-5", "nowhere"], now=NOW),
-        {"jobs_pkey", "finished_id", "dead_id"},
-    ),
+    "get": (lambda d: d.get(_EVERYWHERE, now=NOW), {"jobs_pkey", "finished_id", "dead_id"}),
     "cancel": (lambda d: d.cancel([f"waiting-{n}" for n in range(30001, 30011)], now=NOW), {"jobs_pkey"}),
     "requeue": (lambda d: d.requeue([f"dead-{n}" for n in range(1, 11)], now=NOW), {"dead_id"}),
     "log": (lambda d: d.read_attempts(limit=20), {"attempts_order"}),
@@ -249,8 +234,6 @@ _SUMMARIES = {"jobs_places", "finished_places", "attempts_ended"}
 """Indexes that name ranges of pages: their entries are not counted one by one. Until a vacuum has made the summary they name
 every page, so what rests on them is only looked at after one."""
 
-_AFTER_A_VACUUM = {"log of a job"}
-
 
 def check(reads: Reads, needed: set[str]) -> None:
     too_much = {name: rows for name, rows in reads.items() if rows > _FEW and name not in _SMALL | _SUMMARIES}
@@ -265,14 +248,11 @@ async def _reads(url: str, call: Call) -> Reads:
         return await reads_of(driver, lambda: call(driver))
 
 
-@pytest.mark.parametrize(
-    ("url", "case"),
-    [
-        *(("filled", case) for case in _CASES if case not in _AFTER_A_VACUUM),
-        *(("analyzed", case) for case in _CASES),
-    ],
-    indirect=["url"],
-)
+_FILLED = [("filled", case) for case in _CASES if case != "log of a job"]
+_ANALYZED = [("analyzed", case) for case in _CASES]
+
+
+@pytest.mark.parametrize(("url", "case"), _FILLED + _ANALYZED, indirect=["url"])
 async def test_a_call_reads_no_more_than_it_needs(url: str, case: str) -> None:
     if case == "stats":
         # Stats read the moves that are not folded.
@@ -313,14 +293,10 @@ async def _plans(url: str, call: Call) -> list[Any]:
             found.append(json.loads(text))
 
     async def show(session: Session) -> None:
-        await session.connection.execute("LOAD 'auto_explain'")
-        for name, value in (
-            ("log_min_duration", "0"),
-            ("log_nested_statements", "on"),
-            ("log_format", "json"),
-            ("log_level", "notice"),
-        ):
-            await session.rows("SELECT set_config($1, $2, false)", [f"auto_explain.{name}", value])
+        await session.connection.execute(
+            "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; SET auto_explain.log_format = json; "
+            "SET auto_explain.log_nested_statements = on; SET auto_explain.log_level = notice"
+        )
         session.connection.add_notice_handler(hear)
 
     async with one_connection(url) as driver:
@@ -404,7 +380,7 @@ async def _drain(url: str, *, remembers: bool, types: list[str] | None = None) -
     claimed: list[JobRecord] = []
 
     async def reserve(now: int) -> None:
-        claimed[:] = await driver.reserve("q", limit=100, lease_for=DAY, now=now, worker="w", types=types)
+        claimed[:] = await claim(driver, 100, lease=DAY, now=now, types=types)
 
     async with one_connection(url) as driver:
         if types:

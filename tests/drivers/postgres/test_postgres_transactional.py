@@ -14,28 +14,14 @@ from django.db import connections as django_connections
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
 
-from conformance.recycled_postgres import recycler
-from drivers.postgres.transaction_callers import (
-    CALLERS,
-    AsyncCaller,
-    Caller,
-    DjangoCaller,
-    DjangoNamedCaller,
-    PsycopgAsyncCaller,
-    PsycopgCaller,
-    SQLAlchemyAsyncSessionCaller,
-    SQLAlchemyScopedCaller,
-    SQLAlchemySessionCaller,
-    sqlalchemy_url,
-)
+from drivers.postgres.harness import Heard, Raw
+from drivers.postgres.transaction_callers import CALLERS, AsyncCaller, Caller, sqlalchemy_url
 from taskharbor import AsyncClient, Client, Harbor, JobRequest, JobState
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 from taskharbor_testkit.servers import PostgresAt, drop_schema
 
-LONG = 60.0
-"""A time-out that only a missed wake-up would let pass."""
 Connection = psycopg.Connection[Any]
 
 
@@ -57,36 +43,33 @@ class App:
         return [job.id for job in reversed(self.harbor.client.list_jobs().jobs)]
 
     def enqueue(self, caller: Caller, *args: Any, **options: Any) -> Any:
-        return caller.within(
-            lambda transaction: self.double.options(**options).within(transaction).enqueue(*args)
-        )
+        return caller.within(lambda joined: self.double.options(**options).within(joined).enqueue(*args))
 
 
 @pytest.fixture
-def app() -> Iterator[App]:
-    app = App(recycler().fresh_url())
+def app(url: str) -> Iterator[App]:
+    app = App(url)
     app.harbor.client.open()
     yield app
     app.harbor.close()
 
 
-@pytest.fixture(
-    params=[
-        # A connection and a session of SQLAlchemy are joined in the same way.
-        pytest.param(kind, id=kind.name, marks=[pytest.mark.slow] if kind.name.endswith("connection") else [])
-        for kind in CALLERS
-    ]
-)
+LIBRARIES = ["psycopg", "psycopg-async", "sqlalchemy-session", "sqlalchemy-async-session", "django"]
+# A connection and a session of SQLAlchemy are joined in the same way.
+ALIKE = [pytest.param(name, marks=pytest.mark.slow) for name in CALLERS if name.endswith("connection")]
+
+
+@pytest.fixture(params=[*LIBRARIES, *ALIKE])
 def caller(request: pytest.FixtureRequest, postgres_server: PostgresAt, app: App) -> Iterator[Caller]:
-    caller = request.param(postgres_server.url)
+    caller = CALLERS[request.param](postgres_server.url)
     yield caller
     if isinstance(caller, AsyncCaller):
         caller.run(app.harbor.close_async())
     caller.close()
 
 
-def by(*kinds: type[Caller]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("caller", kinds, ids=lambda kind: kind.name, indirect=True)
+def by(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("caller", names, indirect=True)
 
 
 @pytest.fixture
@@ -98,33 +81,29 @@ def connection(postgres_server: PostgresAt) -> Iterator[Connection]:
 # -- the transaction decides ---------------------------------------------------------------------------------
 
 
-@by(*CALLERS, SQLAlchemyScopedCaller, DjangoNamedCaller)
-def test_jobs_and_the_callers_rows_are_there_after_the_commit_and_not_before(
-    app: App, caller: Caller
-) -> None:
+@by(*CALLERS)
+def test_jobs_and_rows_are_there_after_the_commit_and_not_before(app: App, caller: Caller, raw: Raw) -> None:
     """After a rollback, of all or to a savepoint, nothing remembers the keys either."""
-    table = f"{app.schema}.orders"
-    with psycopg.connect(caller.server_url, autocommit=True) as other:
-        other.execute(f"CREATE TABLE {table} (id integer PRIMARY KEY)")
-        try:
-            caller.begin()
-            caller.execute(f"INSERT INTO {table} VALUES (1)")  # noqa: S608
-            app.enqueue(caller, 1)
-            app.enqueue(caller, 1, key="k", idempotency_key="i")
-            caller.rollback()
-            assert app.harbor.client.stats() == []
-            caller.begin()
-            caller.execute(f"INSERT INTO {table} VALUES (2)")  # noqa: S608
-            kept = app.enqueue(caller, 21, idempotency_key="i")
-            with caller.savepoint():
-                app.enqueue(caller, 2)
-                app.enqueue(caller, 3, key="k")
-            also = app.enqueue(caller, 4, key="k")
-            assert app.jobs() == []
-            caller.commit()
-            assert other.execute(f"TABLE {table}").fetchall() == [(2,)]
-        finally:
-            other.execute(f"DROP TABLE {table}")
+    raw("CREATE TABLE orders (id integer PRIMARY KEY)")
+    try:
+        caller.begin()
+        caller.execute(f"INSERT INTO {app.schema}.orders VALUES (1)")  # noqa: S608
+        app.enqueue(caller, 1)
+        app.enqueue(caller, 1, key="k", idempotency_key="i")
+        caller.rollback()
+        assert app.harbor.client.stats() == []
+        caller.begin()
+        caller.execute(f"INSERT INTO {app.schema}.orders VALUES (2)")  # noqa: S608
+        kept = app.enqueue(caller, 21, idempotency_key="i")
+        with caller.savepoint():
+            app.enqueue(caller, 2)
+            app.enqueue(caller, 3, key="k")
+        also = app.enqueue(caller, 4, key="k")
+        assert app.jobs() == []
+        caller.commit()
+        assert raw("TABLE orders") == [(2,)]
+    finally:
+        raw("DROP TABLE orders")
     assert [kept.existed, also.existed] == [False, False]
     assert app.jobs() == [kept.id, also.id]
     app.harbor.worker(until_empty=True).run()
@@ -146,29 +125,21 @@ def test_a_batch_keeps_its_order_and_comes_at_once(app: App, caller: Caller) -> 
 # -- those who wait ------------------------------------------------------------------------------------------
 
 
-def test_the_announcement_comes_with_the_commit_and_not_without(app: App, caller: Caller) -> None:
-    with psycopg.connect(caller.server_url, autocommit=True) as listener:
-        listener.execute(f'LISTEN "taskharbor:{app.schema}"')
-
-        def heard() -> list[str]:
-            # What was sent before this answer has arrived with it.
-            listener.execute("SELECT 1")
-            return [notify.payload for notify in listener.notifies(timeout=0)]
-
-        caller.begin()
+def test_the_announcement_comes_with_the_commit_only(app: App, caller: Caller, heard: Heard) -> None:
+    caller.begin()
+    app.enqueue(caller, 1)
+    caller.rollback()
+    caller.begin()
+    with caller.savepoint():
         app.enqueue(caller, 1)
-        caller.rollback()
-        caller.begin()
-        with caller.savepoint():
-            app.enqueue(caller, 1)
-        caller.commit()
-        assert heard() == []
-        caller.begin()
-        app.enqueue(caller, 1)
-        app.enqueue(caller, 2, key="k")
-        assert heard() == []
-        caller.commit()
-        assert [notify.payload for notify in listener.notifies(timeout=LONG, stop_after=1)] == ["default"]
+    caller.commit()
+    assert heard() == []
+    caller.begin()
+    app.enqueue(caller, 1)
+    app.enqueue(caller, 2, key="k")
+    assert heard() == []
+    caller.commit()
+    assert heard() == ["default"]
 
 
 # -- the rules of enqueue ------------------------------------------------------------------------------------
@@ -192,17 +163,9 @@ def test_keys_follow_the_rules_of_every_enqueue(app: App, caller: Caller) -> Non
 
 
 def test_options_defaults_and_codecs_are_those_of_every_enqueue(app: App, caller: Caller) -> None:
-    options: dict[str, Any] = {
-        "queue": "mail",
-        "priority": 7,
-        "delay": 3600,
-        "timeout": 5,
-        "max_attempts": 9,
-        "max_stalls": 2,
-        "backoff": (1.5, 20),
-        "headers": {"traceparent": 'a"b\\c: %s %% :v1'},
-        "codec": "msgpack",
-    }
+    options: dict[str, Any] = {"queue": "mail", "priority": 7, "delay": 3600, "timeout": 5, "max_attempts": 9}
+    options |= {"max_stalls": 2, "backoff": (1.5, 20), "codec": "msgpack"}
+    options |= {"headers": {"traceparent": 'a"b\\c: %s %% :v1'}}
     caller.begin()
     within = app.enqueue(caller, 1, **options).id
     keyed = app.enqueue(caller, 1, **options, key='k:%"\\', idempotency_key="i").id
@@ -241,9 +204,7 @@ def test_clients_enqueue_requests_of_any_kind(app: App, caller: Caller) -> None:
     assert {job.created_at_us for job in jobs} == {FakeClock().now()}
 
 
-def test_a_key_is_held_until_the_transaction_ends(
-    app: App, connection: Connection, postgres_server: PostgresAt
-) -> None:
+def test_a_key_is_held_until_the_end(app: App, connection: Connection, postgres_server: PostgresAt) -> None:
     app.double.enqueue(0)  # A queue's first job would hold back everything for that queue.
     held = app.double.options(key="k").within(connection).enqueue(1)
     with psycopg.connect(postgres_server.url, options="-c lock_timeout=50") as other:
@@ -260,9 +221,7 @@ def test_a_key_is_held_until_the_transaction_ends(
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_a_snapshot_that_stands_still_takes_jobs_but_no_keys(
-    app: App, connection: Connection, level: str
-) -> None:
+def test_a_snapshot_takes_jobs_but_no_keys(app: App, connection: Connection, level: str) -> None:
     app.double.enqueue(0)  # A queue that the snapshot does not show would be a conflict.
     connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
     connection.execute("SELECT 1")
@@ -283,22 +242,18 @@ def test_a_snapshot_that_stands_still_takes_jobs_but_no_keys(
 # -- what is refused -----------------------------------------------------------------------------------------
 
 
-def test_other_stores_cannot() -> None:
-    something: Any = object()
-    with Client("memory://") as client, pytest.raises(InvalidRequest, match="postgresql://"):
-        client.within(something)
-
-
-@by(SQLAlchemySessionCaller)
+@by("sqlalchemy-session")
 def test_what_is_no_transaction_is_refused(app: App, caller: Any, connection: Connection) -> None:
-    within: Any = app.double.within
+    given: Any
     for given in (None, "postgresql://localhost/db", 7, object(), object, caller.engine, connection.cursor()):
         with pytest.raises(InvalidRequest, match="SQLAlchemy Session") as refusal:
-            within(given)
+            app.double.within(given)
         assert type(given).__qualname__ in str(refusal.value)
+    with Client("memory://") as client, pytest.raises(InvalidRequest, match="postgresql://"):
+        client.within(connection)
 
 
-@by(PsycopgAsyncCaller)
+@by("psycopg-async")
 def test_synchronous_and_asynchronous_do_not_mix(app: App, caller: Caller, connection: Connection) -> None:
     with pytest.raises(InvalidRequest, match="AsyncClient"):
         app.harbor.client.within(caller.transaction)
@@ -307,7 +262,7 @@ def test_synchronous_and_asynchronous_do_not_mix(app: App, caller: Caller, conne
         asynchronous.within(connection)
 
 
-@by(PsycopgCaller, PsycopgAsyncCaller, SQLAlchemySessionCaller, SQLAlchemyAsyncSessionCaller, DjangoCaller)
+@by(*LIBRARIES)
 def test_a_connection_in_autocommit_mode_is_refused(app: App, caller: Caller) -> None:
     caller.set_autocommit()
     with pytest.raises(InvalidRequest, match=caller.how_to_begin):
@@ -326,7 +281,7 @@ def test_a_block_on_a_connection_in_autocommit_mode(app: App, connection: Connec
     assert app.jobs() == [handle.id, piped.id]
 
 
-@by(DjangoCaller)
+@by("django")
 def test_django_without_autocommit(app: App, caller: Caller) -> None:
     connection = caller.transaction
     connection.set_autocommit(False)
@@ -337,7 +292,7 @@ def test_django_without_autocommit(app: App, caller: Caller) -> None:
     assert app.jobs() == [handle.id]
 
 
-@by(DjangoCaller)
+@by("django")
 def test_other_databases_are_refused(app: App, caller: Caller) -> None:
     with pytest.raises(InvalidRequest, match="on sqlite"):
         app.double.within(django_connections["elsewhere"])
@@ -350,20 +305,19 @@ def test_other_databases_are_refused(app: App, caller: Caller) -> None:
 # -- errors on the caller's connection -----------------------------------------------------------------------
 
 
-def test_a_database_without_the_schema_says_what_to_do(app: App, caller: Caller) -> None:
+def test_a_database_without_the_schema_says_what_to_do(app: App, caller: Caller, raw: Raw) -> None:
     if isinstance(caller, AsyncCaller):
         caller.within(lambda _: app.harbor.async_client().now())
-    with psycopg.connect(caller.server_url, autocommit=True) as other:
-        other.execute(f"ALTER SCHEMA {app.schema} RENAME TO {app.schema}_away")
-        try:
-            caller.begin()
-            for options in ({}, {"key": "k"}):
-                with caller.savepoint(), pytest.raises(SchemaMismatch, match="taskharbor migrate") as refusal:
-                    app.enqueue(caller, 1, **options)
-                assert refusal.value.__cause__ is not None
-            caller.rollback()
-        finally:
-            other.execute(f"ALTER SCHEMA {app.schema}_away RENAME TO {app.schema}")
+    raw(f"ALTER SCHEMA {app.schema} RENAME TO {app.schema}_away")
+    try:
+        caller.begin()
+        for options in ({}, {"key": "k"}):
+            with caller.savepoint(), pytest.raises(SchemaMismatch, match="taskharbor migrate") as refusal:
+                app.enqueue(caller, 1, **options)
+            assert refusal.value.__cause__ is not None
+        caller.rollback()
+    finally:
+        raw(f"ALTER SCHEMA {app.schema}_away RENAME TO {app.schema}")
 
 
 def test_all_other_errors_are_those_of_the_callers_library(app: App, connection: Connection) -> None:
@@ -388,8 +342,8 @@ def test_a_schema_of_any_name(odd_url: str, caller: Caller) -> None:
     before = odd.jobs()
     caller.begin()
     plain = odd.enqueue(caller, 1)
-    keyed = odd.enqueue(caller, 2, key=caller.name)
-    once = odd.enqueue(caller, 2, idempotency_key=caller.name)
+    keyed = odd.enqueue(caller, 2, key=type(caller).__name__)
+    once = odd.enqueue(caller, 2, idempotency_key=type(caller).__name__)
     caller.commit()
     assert odd.jobs() == [*before, plain.id, keyed.id, once.id]
     if isinstance(caller, AsyncCaller):
@@ -404,15 +358,14 @@ def test_connections_of_the_callers_own_making(app: App, postgres_server: Postgr
     class Mine(psycopg.Connection[Any]):
         pass
 
-    with Mine.connect(
-        postgres_server.url, row_factory=dict_row, cursor_factory=psycopg.ClientCursor
-    ) as connection:
+    factories: Any = {"row_factory": dict_row, "cursor_factory": psycopg.ClientCursor}
+    with Mine.connect(postgres_server.url, **factories) as connection:
         first = app.double.within(connection).enqueue(1)
         second = app.double.options(idempotency_key="i").within(connection).enqueue(1)
     assert app.jobs() == [first.id, second.id]
 
 
-@by(SQLAlchemyAsyncSessionCaller)
+@by("sqlalchemy-async-session")
 def test_the_synchronous_session_inside_run_sync(app: App, caller: Any) -> None:
     handle = caller.run(caller.transaction.run_sync(lambda session: app.double.within(session).enqueue(1)))
     assert app.jobs() == []
@@ -420,7 +373,7 @@ def test_the_synchronous_session_inside_run_sync(app: App, caller: Any) -> None:
     assert app.jobs() == [handle.id]
 
 
-@by(DjangoCaller)
+@by("django")
 def test_the_guide_runs(app: App, caller: Caller, url: str, postgres_server: PostgresAt) -> None:
     """Not where the other pages run: this one needs a server."""
     page = Path(__file__).parents[3] / "docs" / "transactions.md"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
 from psycopg import conninfo
 
-from drivers.postgres.pg_harness import NOW, ack, claim, make_record
+from drivers.postgres.harness import NOW, ack, claim, make_record, wait
 from drivers.postgres.test_postgres_migrations import work
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.postgres import PostgresDriver
@@ -16,14 +15,8 @@ from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor_testkit.servers import PostgresAt, drop_schema
-from taskharbor_testkit.waits import waits_of
 
 _PASSWORD = "s3cr3t"
-
-
-def given(url: str) -> dict[str, Any]:
-    """What the client library is told."""
-    return conninfo.conninfo_to_dict(parse_url(url).conninfo)
 
 
 def test_own_options_have_defaults_and_are_understood() -> None:
@@ -31,9 +24,8 @@ def test_own_options_have_defaults_and_are_understood() -> None:
     assert (options.schema, options.pool_size, options.notify) == ("taskharbor", 4, True)
     assert (options.prepare, options.migrate, options.poll) == (True, True, 0.5)
     assert options.place == "host:5432/database"
-    options = parse_url(
-        "postgresql://h/d?schema=s&pool_size=9&pool_timeout=1.5&notify=off&poll=2&prepare=off&migrate=off"
-    )
+    ours = "schema=s&pool_size=9&pool_timeout=1.5&notify=off&poll=2&prepare=off&migrate=off"
+    options = parse_url(f"postgresql://h/d?{ours}")
     assert (options.schema, options.pool_size, options.pool_timeout) == ("s", 9, 1.5)
     assert (options.notify, options.poll, options.prepare, options.migrate) == (False, 2.0, False, False)
     assert parse_url("postgres://u@h/d?schema=s") == parse_url("postgresql://u@h/d?schema=s")
@@ -60,7 +52,7 @@ def test_own_options_have_defaults_and_are_understood() -> None:
     ],
 )  # fmt: skip
 def test_the_rest_goes_to_the_client_library_as_it_is(url: str, told: dict[str, str]) -> None:
-    assert told.items() <= given(url).items()
+    assert told.items() <= conninfo.conninfo_to_dict(parse_url(url).conninfo).items()
 
 
 @pytest.mark.parametrize(
@@ -77,11 +69,8 @@ def test_the_rest_goes_to_the_client_library_as_it_is(url: str, told: dict[str, 
 @pytest.mark.parametrize(
     "before",
     [
-        "postgresql://",
-        f"postgresql://user:{_PASSWORD}@",
-        f"postgresql://u:a@b{_PASSWORD}%zz@",
-        f"postgresql+psycopg://:{_PASSWORD}@",
-        f"postgresql:u:{_PASSWORD}@",
+        *("postgresql://", f"postgresql://user:{_PASSWORD}@", f"postgresql://u:a@b{_PASSWORD}%zz@"),
+        *(f"postgresql+psycopg://:{_PASSWORD}@", f"postgresql:u:{_PASSWORD}@"),
     ],
 )
 def test_what_makes_no_sense_is_refused_without_the_password(before: str, rest: str) -> None:
@@ -101,9 +90,7 @@ async def test_a_server_or_database_that_is_not_there_is_named(postgres_server: 
         await connect(nowhere).open()
 
 
-@pytest.mark.parametrize(
-    "option", ["sslmode=perhaps", "connect_timeout=soon", "target_session_attrs=any-old"]
-)
+@pytest.mark.parametrize("option", ["sslmode=perhaps", "connect_timeout=soon", "target_session_attrs=odd"])
 async def test_a_value_that_the_client_library_refuses_is_an_error_of_ours(option: str) -> None:
     with pytest.raises(TaskHarborError):
         await connect(f"postgresql://127.0.0.1:1/d?{option}").open()
@@ -111,10 +98,9 @@ async def test_a_value_that_the_client_library_refuses_is_an_error_of_ours(optio
 
 async def test_a_driver_that_is_not_open_says_so() -> None:
     driver = PostgresDriver.from_url("postgresql://h/d")
-    with pytest.raises(BackendUnavailable, match="open"):
-        await driver.stats(now=0)
-    with pytest.raises(BackendUnavailable, match="open"):
-        await waits_of(driver)(["q"], now=0, timeout=0)
+    for call in (driver.stats(now=0), wait(driver, "q", timeout=0)):
+        with pytest.raises(BackendUnavailable, match="open"):
+            await call
 
 
 @pytest.mark.parametrize("option", ["client_encoding=latin1", "options=-c%20client_encoding%3Dlatin1"])
@@ -142,9 +128,9 @@ async def test_any_name_of_a_schema_works(postgres_server: PostgresAt, schema: s
         for options in ("", "&prepare=off&notify=off&poll=0.01"):
             async with PostgresDriver.from_url(url + options) as driver, driver.clone() as other:
                 await work(driver)
-                await waits_of(driver)(["q"], now=NOW, timeout=0)
+                await wait(driver, "q", timeout=0)
                 await other.enqueue([make_record()], now=NOW)
-                assert await waits_of(driver)(["q"], now=NOW, timeout=100) is True
+                assert await wait(driver, "q") is True
                 await ack(other, await claim(other))
                 await other.purge(JobFilter())
         found = postgres_server.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema])

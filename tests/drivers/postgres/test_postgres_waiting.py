@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from psycopg import sql
 
-from drivers.postgres.pg_harness import NOW, Raw, ack, claim, enqueue_on, held, make_record, make_records
+from drivers.postgres.harness import NOW, Heard, Raw, ack, claim, enqueue_on, held, make_record, wait
 from taskharbor.drivers.contract import Discard, QueueSettings
 from taskharbor.drivers.postgres import PostgresDriver, notifications
 from taskharbor_testkit.servers import drop_schema, with_fresh_schema
-from taskharbor_testkit.waits import waits_of
 from worker.stage import eventually, finish
-
-Heard = Callable[[], list[str]]
-
-
-@pytest.fixture
-def heard(raw: Raw) -> Heard:
-    """The queues that were notified of since the last look, in order."""
-    raw(sql.SQL("LISTEN {}").format(sql.Identifier(raw.options.channel)))
-
-    def look() -> list[str]:
-        # A round trip: whatever was committed before is here now.
-        raw("SELECT 1")
-        return [notify.payload for notify in raw.connection.notifies(timeout=0)]
-
-    return look
 
 
 async def quiet(driver: PostgresDriver, *queues: str) -> None:
     """Wait until the handle listens, if it is to, and has nothing more to say."""
 
     async def is_quiet() -> bool:
-        is_woken = await waits_of(driver)(queues, now=NOW, timeout=0.02)
+        is_woken = await wait(driver, *queues, timeout=0.02)
         listens = driver._listener is not None and driver._listener.is_up
         return not is_woken and (listens or not driver.options.notify)
 
     await eventually(is_quiet)
-
-
-def wait(driver: PostgresDriver, *queues: str, timeout: float = 60.0) -> asyncio.Future[bool]:
-    return asyncio.ensure_future(waits_of(driver)(queues, now=NOW, timeout=timeout))
 
 
 # -- what is said -----------------------------------------------------------------------------------------------
@@ -85,7 +63,7 @@ async def test_many_enqueues_are_notified_of_together(
 
 
 async def test_what_makes_nothing_runnable_is_not_notified_of(store: PostgresDriver, heard: Heard) -> None:
-    await store.enqueue(make_records(3), now=NOW)
+    await store.enqueue([make_record() for _ in range(3)], now=NOW)
     first, second, third = await claim(store, 3)
     heard()
     await ack(store, [first])

@@ -22,7 +22,6 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 class Caller:
     """A program with one connection. Everything is synchronous here; asynchronous libraries run on a loop of their own."""
 
-    name: ClassVar[str]
     how_to_begin: ClassVar[str] = r"connection\.transaction\(\)"
     """The advice for a connection in autocommit mode."""
     transaction: Any
@@ -97,21 +96,16 @@ class AsyncCaller(Caller):
 
 
 class PsycopgCaller(Caller):
-    name = "psycopg"
-
     def connect(self) -> None:
         self.transaction = psycopg.connect(self.server_url)
 
 
 class PsycopgAsyncCaller(AsyncCaller):
-    name = "psycopg-async"
-
     def connect(self) -> None:
         self.transaction = self.run(psycopg.AsyncConnection.connect(self.server_url))
 
 
 class SQLAlchemySessionCaller(Caller):
-    name = "sqlalchemy-session"
     how_to_begin = "AUTOCOMMIT"
 
     def connect(self) -> None:
@@ -122,23 +116,18 @@ class SQLAlchemySessionCaller(Caller):
 class SQLAlchemyScopedCaller(SQLAlchemySessionCaller):
     """As Flask-SQLAlchemy has it."""
 
-    name = "sqlalchemy-scoped-session"
-
     def connect(self) -> None:
         super().connect()
         self.transaction = scoped_session(sessionmaker(self.engine))
 
 
 class SQLAlchemyConnectionCaller(SQLAlchemySessionCaller):
-    name = "sqlalchemy-connection"
-
     def connect(self) -> None:
         super().connect()
         self.transaction = self.engine.connect()
 
 
 class SQLAlchemyAsyncSessionCaller(AsyncCaller):
-    name = "sqlalchemy-async-session"
     how_to_begin = "AUTOCOMMIT"
 
     def connect(self) -> None:
@@ -147,15 +136,12 @@ class SQLAlchemyAsyncSessionCaller(AsyncCaller):
 
 
 class SQLAlchemyAsyncConnectionCaller(SQLAlchemyAsyncSessionCaller):
-    name = "sqlalchemy-async-connection"
-
     def connect(self) -> None:
         super().connect()
         self.transaction = self.run(self.engine.connect().start())
 
 
 class DjangoCaller(Caller):
-    name = "django"
     how_to_begin = r"transaction\.atomic\(\)"
 
     def connect(self) -> None:
@@ -186,22 +172,22 @@ class DjangoCaller(Caller):
 
 
 class DjangoNamedCaller(DjangoCaller):
-    name = "django-named"
-
     def connect(self) -> None:
         super().connect()
         self.transaction = django_connections["default"]
 
 
-CALLERS: list[type[Caller]] = [
-    PsycopgCaller,
-    PsycopgAsyncCaller,
-    SQLAlchemySessionCaller,
-    SQLAlchemyConnectionCaller,
-    SQLAlchemyAsyncSessionCaller,
-    SQLAlchemyAsyncConnectionCaller,
-    DjangoCaller,
-]
+CALLERS: dict[str, type[Caller]] = {
+    "psycopg": PsycopgCaller,
+    "psycopg-async": PsycopgAsyncCaller,
+    "sqlalchemy-session": SQLAlchemySessionCaller,
+    "sqlalchemy-scoped-session": SQLAlchemyScopedCaller,
+    "sqlalchemy-connection": SQLAlchemyConnectionCaller,
+    "sqlalchemy-async-session": SQLAlchemyAsyncSessionCaller,
+    "sqlalchemy-async-connection": SQLAlchemyAsyncConnectionCaller,
+    "django": DjangoCaller,
+    "django-named": DjangoNamedCaller,
+}
 
 
 def sqlalchemy_url(server_url: str) -> str:
@@ -212,11 +198,9 @@ def configure_django(server_url: str) -> None:
     """Once a process: the server is shared by all its tests."""
     if settings.configured:
         return
-    given = conninfo_to_dict(server_url)
     names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
-    database = {"ENGINE": "django.db.backends.postgresql"} | {
-        names[name]: str(value) for name, value in given.items() if name in names
-    }
+    given = {names[name]: str(value) for name, value in conninfo_to_dict(server_url).items() if name in names}
+    database = {"ENGINE": "django.db.backends.postgresql"} | given
     elsewhere = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     settings.configure(DATABASES={"default": database, "elsewhere": elsewhere}, USE_TZ=True)
     django.setup()

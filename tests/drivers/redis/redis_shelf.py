@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from drivers.redis.redis_stage import nothing_unhandled
@@ -28,10 +28,8 @@ BOOM = Failure("ValueError", "boom")
 
 class Shelf:
     def __init__(self, driver: RedisDriver, server: RedisAt) -> None:
-        self.driver = driver
-        self.server = server
+        self.driver, self.server, self.now = driver, server, NOW
         self.prefix = driver.options.prefix
-        self.now = NOW
 
     def job(self, id: str | None = None, **fields: Any) -> JobRecord:
         return make_record(id, now=self.now, **({"payload": b"{}"} | fields))
@@ -44,11 +42,10 @@ class Shelf:
         return [one.id for one in await self.driver.enqueue(jobs, now=self.now, new_ids=new_ids)]
 
     async def reserve(
-        self, limit: int = 1, *, types: Sequence[str] | None = None, queue: str = "q", worker: str = "w1"
+        self, limit: int = 1, queue: str = "q", worker: str = "w1", **by: Any
     ) -> list[JobRecord]:
-        return await self.driver.reserve(
-            queue, limit=limit, lease_for=LEASE, now=self.now, worker=worker, types=types
-        )
+        now = self.now
+        return await self.driver.reserve(queue, limit=limit, lease_for=LEASE, now=now, worker=worker, **by)
 
     async def claimed(self, count: int, **fields: Any) -> list[JobRecord]:
         """New jobs, all inflight."""
@@ -93,8 +90,7 @@ class Line(Shelf):
 
     def __init__(self, near: RedisDriver, far: RedisDriver, server: RedisServer, proxy: FaultProxy) -> None:
         super().__init__(far, server)
-        self.near = near
-        self.proxy = proxy
+        self.near, self.proxy = near, proxy
 
     async def claim(self, limit: int = 1, *, worker: str = "w") -> list[JobRecord]:
         return await self.near.reserve("q", limit=limit, lease_for=LEASE, now=self.now, worker=worker)

@@ -30,9 +30,7 @@ class Claimer:
     """A handle that claims, and another one on the same store."""
 
     def __init__(self, server: RedisServer, driver: RedisDriver, other: RedisDriver) -> None:
-        self.server = server
-        self.driver = driver
-        self.other = other
+        self.server, self.driver, self.other = server, driver, other
 
     async def reserve(self, limit: int = 10, *, worker: str = "w") -> list[str]:
         jobs = await self.driver.reserve("q", limit=limit, lease_for=LEASE, now=NOW, worker=worker)
@@ -181,9 +179,8 @@ async def test_a_server_that_forgot_the_functions_is_asked_by_other_means(it: Cl
     assert await it.reserve() == ["a"]
 
 
-async def test_a_user_who_may_not_block_is_told_once_and_works(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_who_may_not_block_is_told_once(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """And works."""
     server.flush()
     server.execute("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-xread")
     async with claimer(server, server.url.replace("redis://", "redis://narrow:secret@")) as it:
@@ -206,9 +203,7 @@ async def test_a_counter_that_went_back_only_costs_a_time_out(it: Claimer) -> No
     assert await it.reserve() == ["a", "b", "c", "d"]
 
 
-async def test_what_many_workers_have_seen_is_not_kept_for_ever(
-    it: Claimer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_many_workers_saw_is_not_kept_long(it: Claimer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskharbor.drivers.redis.leases._VIEWS", 3)
     for n in range(10):
         assert await it.reserve(worker=f"w{n}") == []

@@ -30,6 +30,7 @@ from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 from taskharbor_testkit.servers import RedisAt, RedisServer, shared_redis_cluster, with_fresh_prefix
 
 DAY = 86_400 * SECOND
+Run = Callable[..., Awaitable[Any]]
 
 and_in_a_cluster = pytest.mark.parametrize(
     "several", ["one server", pytest.param("cluster", marks=pytest.mark.slow)], indirect=True
@@ -98,9 +99,7 @@ def several(request: pytest.FixtureRequest) -> str:
 # -- history that is gone ---------------------------------------------------------------------------------------------
 
 
-def test_history_of_a_queue_that_the_reader_never_saw_is_missed_and_named(
-    store: BulkStore, redis_url: str
-) -> None:
+def test_history_of_a_queue_that_the_reader_never_saw_is_missed(store: BulkStore, redis_url: str) -> None:
     add(redis_url, 3)
     cursor = store.latest()
     add(redis_url, 3, queue="new")
@@ -112,9 +111,7 @@ def test_history_of_a_queue_that_the_reader_never_saw_is_missed_and_named(
     assert len(seqs(store, store.start(), store.latest())) == 4
 
 
-def test_a_stream_that_somebody_trimmed_by_hand_is_a_loud_error(
-    store: BulkStore, redis_server: RedisAt, redis_url: str
-) -> None:
+def test_a_stream_trimmed_by_hand_is_noticed(store: BulkStore, redis_server: RedisAt, redis_url: str) -> None:
     add(redis_url, 5)
     cursor = store.latest()
     add(redis_url, 5)
@@ -230,9 +227,8 @@ def test_a_server_that_came_back_without_its_data_is_another_store(monkeypatch: 
 
 
 @and_in_a_cluster
-def test_a_reader_that_is_stopped_at_random_sees_every_row_once_while_others_work(
-    several: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_stopped_at_random_sees_each_row_once(several: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others work."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -293,9 +289,7 @@ def test_what_a_write_leaves_goes_by_itself(store: BulkStore, redis_server: Redi
     assert [key for key in found if "blob" in key] == ["{writes}:blob"]
 
 
-def on_run(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[[Callable[..., Awaitable[Any]], Sequence[RedisCall]], Any]
-) -> None:
+def on_run(monkeypatch: pytest.MonkeyPatch, run: Callable[[Run, Sequence[RedisCall]], Any]) -> None:
     """Let something else stand between the driver and its store."""
     plain = RedisStore.run
 
@@ -310,7 +304,7 @@ def test_every_step_of_a_write_may_be_carried_out_twice(
 ) -> None:
     """As when an answer was lost and the call is sent again."""
 
-    async def twice(run: Callable[..., Awaitable[Any]], calls: Sequence[RedisCall]) -> Any:
+    async def twice(run: Run, calls: Sequence[RedisCall]) -> Any:
         await run()
         return await run(is_again=True)
 
@@ -325,13 +319,11 @@ def test_every_step_of_a_write_may_be_carried_out_twice(
         assert waiting(redis_url, "q", "keyed") == {"q": 150, "keyed": 10}
 
 
-def test_a_small_write_appears_in_all_its_queues_at_once(
-    store: BulkStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_write_is_in_all_queues_at_once(store: BulkStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one server: nobody can look in between."""
     steps: list[int] = []
 
-    def counted(run: Callable[..., Awaitable[Any]], calls: Sequence[RedisCall]) -> Any:
+    def counted(run: Run, calls: Sequence[RedisCall]) -> Any:
         steps.append(sum(call.function == "publish" for call in calls))
         return run()
 
@@ -352,7 +344,7 @@ def half_published(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     write = new_write()
     left = 1
 
-    async def dying(run: Callable[..., Awaitable[Any]], calls: Sequence[RedisCall]) -> Any:
+    async def dying(run: Run, calls: Sequence[RedisCall]) -> Any:
         nonlocal left
         left -= any(call.function == "publish" for call in calls)
         if left < 0:
@@ -371,9 +363,7 @@ def half_published(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return write
 
 
-@pytest.mark.parametrize(
-    "by", ["its publisher", "another write", "abandoning it", "the upkeep of any worker"]
-)
+@pytest.mark.parametrize("by", ["its publisher", "another write", "abandoning it", "a worker's upkeep"])
 @and_in_a_cluster
 def test_what_a_publisher_began_is_finished(several: str, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def keep_up(driver: Driver) -> None:
@@ -390,7 +380,7 @@ def test_what_a_publisher_began_is_finished(several: str, by: str, monkeypatch: 
             assert store.publish(other, ["0.1"], now=3) == 1
         elif by == "abandoning it":
             store.abandon(write)
-        elif by == "the upkeep of any worker":
+        elif by == "a worker's upkeep":
             within(several, keep_up)
         if by != "its publisher":
             assert waiting(several, *QUEUES) == ALL
@@ -404,9 +394,7 @@ def test_jobs_that_a_node_lost_while_they_were_published_are_reported(
     write = half_published(redis_url, monkeypatch)
     # The last of the write's blobs, with the jobs of `gamma`.
     names = within(redis_url, lambda driver: driver.list_blobs(stage.folder_of(write)))
-    last = max(
-        (name for name in names if not name.endswith("-end")), key=lambda name: name.rpartition("/")[2]
-    )
+    last = max((one for one in names if not one.endswith("-end")), key=lambda one: one.rpartition("/")[2])
     within(redis_url, lambda driver: driver.drop_blobs([last]))
     with pytest.raises(TaskHarborError, match=r"50 jobs of .* were lost .* the other 100 are jobs now"):
         store.publish(write, TASKS, now=3)

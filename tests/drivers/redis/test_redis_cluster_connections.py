@@ -19,6 +19,7 @@ from worker.stage import finish
 
 pytestmark = pytest.mark.xdist_group("redis cluster")  # It is started once.
 
+Pair = tuple[RedisServer, RedisServer]
 FAR_APART = ["{a}:n", "{b}:n", "{c}:n"]
 """Keys on three nodes."""
 
@@ -36,7 +37,7 @@ def connections(cluster: RedisCluster) -> Entered:
 
 
 @pytest.fixture
-def route(cluster: RedisCluster) -> Iterator[tuple[RedisServer, RedisServer]]:
+def route(cluster: RedisCluster) -> Iterator[Pair]:
     """The node that holds queue `a`, and another one. In the end the queue is where it was."""
     source = cluster.node_of("{a}:n")
     yield source, next(node for node in cluster.nodes if node is not source)
@@ -67,16 +68,13 @@ async def test_a_cluster_url_to_a_plain_server_is_refused() -> None:
     assert "cluster" in await refused(shared_redis().url.replace("redis://", "redis+cluster://"))
 
 
-async def test_nodes_that_do_not_answer_are_passed_over_when_the_store_is_opened(
-    cluster: RedisCluster,
-) -> None:
+async def test_nodes_that_do_not_answer_are_passed_over(cluster: RedisCluster) -> None:
+    """When the store is opened."""
     async with connected(cluster.url.replace("://", "://127.0.0.1:1,", 1)) as connections:
         assert await connections.run(call("read", "{a}:nothing")) == [None]
 
 
-async def test_functions_that_nodes_forgot_are_brought_again(
-    cluster: RedisCluster, connections: RedisStore
-) -> None:
+async def test_functions_that_nodes_forgot_come_again(cluster: RedisCluster, connections: RedisStore) -> None:
     for expected in (1, 2):
         for node in cluster.nodes:
             node.execute("FUNCTION", "FLUSH")
@@ -84,9 +82,8 @@ async def test_functions_that_nodes_forgot_are_brought_again(
         assert answers == [expected] * 3
 
 
-async def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(
-    cluster: RedisCluster, connections: RedisStore, route: tuple[RedisServer, RedisServer]
-) -> None:
+async def test_a_moved_queue_is_followed(cluster: RedisCluster, connections: RedisStore, route: Pair) -> None:
+    """And found at once from then on."""
     source, target = route
     await connections.run(call("count", "{a}:n", 1))
     cluster.move("{a}:n", target)
@@ -96,9 +93,8 @@ async def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(
     assert await connections.command("GET", "{a}:n") == b"2"
 
 
-async def test_a_queue_on_its_way_is_asked_for_where_it_goes(
-    cluster: RedisCluster, connections: RedisStore, route: tuple[RedisServer, RedisServer]
-) -> None:
+async def test_a_moving_queue_is_found(cluster: RedisCluster, connections: RedisStore, route: Pair) -> None:
+    """Where it goes."""
     cluster.begin_move("{a}:n", route[1])
     # Nothing of it is left at the source: the server there says ASK.
     assert await connections.run(call("count", "{a}:n", 1)) == [1]
@@ -139,9 +135,9 @@ async def test_a_failing_call_does_not_keep_the_others_from_being_done(connectio
 # -- waking -------------------------------------------------------------------------------------------------
 
 
-async def test_one_who_waits_hears_of_queues_on_all_nodes_also_of_one_that_has_moved(
-    cluster: RedisCluster, connections: RedisStore, route: tuple[RedisServer, RedisServer]
-) -> None:
+async def test_a_wait_is_for_all_nodes(cluster: RedisCluster, connections: RedisStore, route: Pair) -> None:
+    """Also of a queue that has moved."""
+
     async def stir(queue: str) -> None:
         keys = keys_of("", queue)
         await connections.run(call("stir", keys["meta"], keys.channel))

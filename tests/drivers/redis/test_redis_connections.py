@@ -64,9 +64,7 @@ async def test_a_caller_who_gives_up_takes_nobody_elses_answer(connections: Redi
     assert await connections.run(call("count", "n", 100)) == [111]
 
 
-async def test_functions_that_the_server_forgot_are_brought_again(
-    server: RedisServer, connections: RedisStore
-) -> None:
+async def test_functions_the_server_forgot_come_again(server: RedisServer, connections: RedisStore) -> None:
     two = [*call("count", "n", 1), *call("read", "n")]
     server.execute("FUNCTION", "FLUSH")
     assert await connections.run(call("count", "n", 1)) == [1]
@@ -116,9 +114,7 @@ async def test_all_who_wait_for_an_answer_learn_that_none_comes(near: RedisStore
     assert await finish(asyncio.gather(*calls)) == [[None]] * 20
 
 
-async def test_closing_ends_calls_under_way_and_a_closed_handle_says_so(
-    near: RedisStore, proxy: FaultProxy
-) -> None:
+async def test_closing_ends_calls_and_a_closed_handle_says_so(near: RedisStore, proxy: FaultProxy) -> None:
     proxy.stall()
     waiting = asyncio.create_task(near.run(call("read", "n")))
     await asyncio.sleep(0)
@@ -184,9 +180,7 @@ async def test_a_database_or_a_connection_that_is_not_to_be_had_is_said(server: 
         await only.command("CONFIG", "SET", "maxclients", 1000)
 
 
-async def test_a_server_that_throws_keys_away_is_refused_unless_that_is_wanted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_server_that_evicts_is_refused_unless_wanted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "taskharbor.redis")
     with RedisServer.start(config={"maxmemory-policy": "allkeys-lru"}) as careless:
         async with connected(careless.url):
@@ -201,9 +195,7 @@ async def test_a_server_that_throws_keys_away_is_refused_unless_that_is_wanted(
             pass
 
 
-async def test_a_server_that_takes_no_changes_without_replicas_says_so(
-    server: RedisServer, connections: RedisStore
-) -> None:
+async def test_a_server_that_waits_for_replicas_says_so(server: RedisServer, connections: RedisStore) -> None:
     server.execute("CONFIG", "SET", "min-replicas-to-write", 1)
     try:
         for calls in (1, 2):
@@ -214,9 +206,7 @@ async def test_a_server_that_takes_no_changes_without_replicas_says_so(
         server.execute("CONFIG", "SET", "min-replicas-to-write", 0)
 
 
-async def test_a_server_that_somebodys_script_holds_says_so(
-    server: RedisServer, connections: RedisStore
-) -> None:
+async def test_a_server_that_a_script_holds_says_so(server: RedisServer, connections: RedisStore) -> None:
     def is_busy() -> bool:
         try:
             server.execute("GET", "n")
@@ -280,9 +270,7 @@ async def test_a_server_whose_certificate_is_vouched_for_is_talked_to(
         assert secure.triggered.is_set()
 
 
-async def test_a_server_that_wants_to_know_its_clients_is_shown_a_certificate(
-    server: RedisServer, certificate: Certificate
-) -> None:
+async def test_a_server_may_ask_for_a_certificate(server: RedisServer, certificate: Certificate) -> None:
     strict = tls_of(certificate)
     strict.verify_mode = ssl.CERT_REQUIRED
     with FaultProxy.to(server.url, tls=strict) as proxy:

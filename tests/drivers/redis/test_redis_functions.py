@@ -23,11 +23,8 @@ from taskharbor.jobs import MAX_PAYLOAD_BYTES, SECOND, JobState, Outcome
 from taskharbor_testkit.conformance.snapshot import list_all
 from taskharbor_testkit.servers import shared_redis
 
-SOURCES = {
-    file.name.removesuffix(".lua"): file.read_text("utf-8")
-    for file in (files("taskharbor.drivers.redis") / "lua").iterdir()
-    if file.name.endswith(".lua")
-}
+LUA = (files("taskharbor.drivers.redis") / "lua").iterdir()
+SOURCES = {one.name[:-4]: one.read_text("utf-8") for one in LUA if one.name.endswith(".lua")}
 
 
 # -- how they are written ---------------------------------------------------------------------------------
@@ -106,6 +103,18 @@ async def test_a_batch_of_any_size_goes_through_in_one_piece(on: Shelf, count: i
     assert on.ask("EXISTS", "finished_job") == 0
 
 
+async def test_a_claim_ends_at_most_a_thousand_leases_that_are_over(on: Shelf) -> None:
+    await on.claimed(1_300)
+    on.now += LEASE
+    assert await on.driver.reclaim(now=on.now, limit=120) == 120
+    assert on.ask("ZCARD", "active") == 1_180
+    claimed = await on.reserve(600)
+    assert on.ask("ZCARD", "active") == 180 + 600
+    claimed += [job for _ in range(2) for job in await on.reserve(600)]
+    assert len({job.id for job in claimed}) == 1_300
+    assert {job.stalls for job in claimed} == {1}
+
+
 # -- what passes through them -----------------------------------------------------------------------------
 
 
@@ -133,9 +142,7 @@ async def test_bytes_come_through_every_state_unchanged(on: Shelf, payload: byte
     assert len(await on.reserve(queue="failed")) == 1
 
 
-async def test_a_purge_leaves_what_was_requeued_after_it_looked(
-    on: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_purge_leaves_what_was_requeued_meanwhile(on: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     held = await on.claimed(2)
     await on.settle(*map(fail, held))
 
@@ -229,9 +236,7 @@ async def test_more_jobs_come_due_at_one_instant_than_a_claim_promotes(on: Shelf
 
 
 @pytest.mark.parametrize("few", [3, 10_000], ids=lambda few: f"few is {few}")
-async def test_a_listing_by_state_tells_the_same_however_it_finds_them(
-    few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_listing_by_state_is_the_same_either_way(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are few of a kind they are put in order, else all jobs are looked through, a portion at a time."""
     text = re.sub(r"local FEW = \d+", f"local FEW = {few}", TEXT)
     text, changed = re.subn(r"local LOOK_AT = \d+", "local LOOK_AT = 5", text)

@@ -62,15 +62,13 @@ async def test_a_plain_enqueue_stores_each_job_once(
         assert len(await here.reserve(100, queue=queue)) == count
 
 
-@pytest.mark.parametrize(
-    "fields", [{"key": "k"}, {"idempotency_key": "i"}, {"key": "k", "idempotency_key": "i"}]
-)
+@pytest.mark.parametrize("by", [["key"], ["idempotency_key"], ["key", "idempotency_key"]], ids="+".join)
 @pytest.mark.parametrize("running", ["k", "another"])
 async def test_an_enqueue_by_key_stores_one_job(
-    here: Line, fault: Fault, fields: dict[str, str], running: str
+    here: Line, fault: Fault, by: list[str], running: str
 ) -> None:
     await here.claimed(1, key=running)
-    job = here.job(**fields)
+    job = here.job(**(fields := dict.fromkeys(by, "k")))
     (answer,) = await asked_twice(here, "enqueue", fault, here.near.enqueue([job], now=here.now))
     assert answer.id == job.id
     # The next one of the key finds it, so its mark was left once as well.
@@ -79,9 +77,7 @@ async def test_an_enqueue_by_key_stores_one_job(
     assert await here.counts() == {waits: 1, JobState.INFLIGHT: 1}
 
 
-async def test_an_enqueue_that_failed_may_be_tried_again_with_the_same_records(
-    here: Line, fault: Fault
-) -> None:
+async def test_an_enqueue_that_failed_may_be_repeated_with_the_same_records(here: Line, fault: Fault) -> None:
     """Even when its jobs have run and ended meanwhile."""
     plain, keyed = here.jobs(10), here.jobs(1, key="k")
     await here.driver.configure("q", QueueSettings(), now=here.now)
@@ -114,9 +110,8 @@ async def test_a_reserve_gives_the_jobs_it_leased(here: Line, fault: Fault, room
     assert [job.id for job in await here.claim(2)] == ids[room : room + 2]
 
 
-async def test_a_reserve_after_one_that_failed_gives_what_that_one_leased_and_nobody_else_gets_it(
-    here: Line, fault: Fault
-) -> None:
+async def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(here: Line, fault: Fault) -> None:
+    """And nobody else gets it."""
     ids = await here.enqueue(*here.jobs(5))
     await asked_in_vain(here, "reserve", fault, here.claim(3))
     of_another = [job.id for job in await here.claim(1, worker="another")]
@@ -129,9 +124,7 @@ async def test_a_reserve_after_one_that_failed_gives_what_that_one_leased_and_no
     assert await here.counts() == {JobState.INFLIGHT: 5}
 
 
-async def test_a_lease_of_a_failed_reserve_that_ran_out_is_not_given_as_valid(
-    here: Line, fault: Fault
-) -> None:
+async def test_a_lease_of_a_failed_reserve_that_ran_out_is_not_given(here: Line, fault: Fault) -> None:
     """The outage lasted longer than the lease: others may have these jobs any moment, so they are claimed anew."""
     ids = await here.enqueue(*here.jobs(3))
     await asked_in_vain(here, "reserve", fault, here.claim(3))
@@ -144,9 +137,7 @@ async def test_a_lease_of_a_failed_reserve_that_ran_out_is_not_given_as_valid(
     assert [row.outcome for row in await here.log(ids[0])] == [*expired, Outcome.DONE]
 
 
-async def test_a_reserve_after_one_that_failed_gives_no_more_than_it_is_asked_for(
-    here: Line, fault: Fault
-) -> None:
+async def test_a_reserve_after_one_that_failed_gives_no_more_than_asked(here: Line, fault: Fault) -> None:
     ids = await here.enqueue(*here.jobs(5))
     await asked_in_vain(here, "reserve", fault, here.claim(3))
     jobs = [job for _ in ids for (job,) in [await here.claim(1)]]
@@ -236,9 +227,7 @@ async def doomed(here: Line, count: int, **fields: Any) -> list[JobRecord]:
 
 
 @pytest.mark.parametrize("step", [runs("settle"), b"LRANGE", b"LREM"])
-async def test_a_death_is_told_once_whatever_step_of_it_is_interrupted(
-    here: Line, fault: Fault, step: bytes
-) -> None:
+async def test_a_death_is_told_once_whatever_step_fails(here: Line, fault: Fault, step: bytes) -> None:
     fails = [fail(job) for job in await doomed(here, 3)]
     here.proxy.on_request(step, then=fault)
     assert await here.near.settle(fails, now=here.now) == [None] * 3
@@ -327,18 +316,14 @@ async def test_an_enqueue_that_arrives_after_its_repetition_stores_nothing(
     assert await here.counts() == {JobState.DONE: 1}
 
 
-async def test_a_reserve_that_arrives_after_its_repetition_leases_nothing(
-    here: Line, fault: Fault, arrives_late: Late
-) -> None:
+async def test_a_reserve_that_comes_late_leases_nothing(here: Line, fault: Fault, arrives_late: Late) -> None:
     await here.enqueue(*here.jobs(9))
     assert len(await asked_twice(here, "reserve", fault, here.claim(3))) == 3
     arrives_late(here, "reserve")
     assert await here.counts() == {JobState.READY: 6, JobState.INFLIGHT: 3}
 
 
-async def test_a_settlement_that_arrives_after_its_repetition_changes_nothing(
-    here: Line, fault: Fault, arrives_late: Late
-) -> None:
+async def test_a_settlement_that_comes_late_is_void(here: Line, fault: Fault, arrives_late: Late) -> None:
     (job,) = await here.claimed(1)
     retry = RetryAt(job.id, token(job), here.now, 1, BOOM)
     await asked_twice(here, "settle", fault, here.near.settle([retry], now=here.now))

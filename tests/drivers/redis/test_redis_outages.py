@@ -123,13 +123,17 @@ async def is_followed(new: RedisServer, old: RedisServer) -> None:
 # -- a worker and its server ------------------------------------------------------------------------------
 
 
-async def _stop_and_be_killed(server: RedisServer, it: Shift) -> None:
-    for end in (server.stop, server.kill, server.kill):
-        await asyncio.to_thread(end)
+async def _restart(server: RedisServer, it: Shift, *ends: Callable[[RedisServer], None]) -> None:
+    for end in ends or (RedisServer.stop,):
+        await asyncio.to_thread(end, server)
         it.let_go()
         with pytest.raises(BackendUnavailable, match="refused"):
             await it.here.enqueue()
         await asyncio.to_thread(server.restart)
+
+
+async def _kill_again_and_again(server: RedisServer, it: Shift) -> None:
+    await _restart(server, it, *[RedisServer.kill] * 3)
 
 
 async def _forget_functions(server: RedisServer, it: Shift) -> None:
@@ -146,13 +150,34 @@ async def _fall_silent(server: RedisServer, it: Shift) -> None:
     server.resume()
 
 
-@pytest.mark.parametrize("outage", [_stop_and_be_killed, _forget_functions, _fall_silent])
+async def _run_full(server: RedisServer, it: Shift) -> None:
+    """A full server has its jobs finished and takes no new ones."""
+    server.execute("CONFIG", "SET", "maxmemory", 1)
+    it.let_go()
+    await it.ended()
+    with pytest.raises(BackendUnavailable, match="memory is full"):
+        await it.here.enqueue()
+    server.execute("CONFIG", "SET", "maxmemory", 0)
+
+
+@pytest.mark.parametrize(
+    "outage", [_restart, _kill_again_and_again, _forget_functions, _fall_silent, _run_full]
+)
 async def test_a_worker_comes_through(
     server: RedisServer, outage: Callable[[RedisServer, Shift], Awaitable[None]]
 ) -> None:
     options = "&timeout=0.3&connect_timeout=0.3" if outage is _fall_silent else ""
     async with shift(with_fresh_prefix(server.url) + options) as it:
         await outage(server, it)
+
+
+async def test_a_worker_waits_for_a_server_that_is_not_there_yet(server: RedisServer) -> None:
+    async with stage(RedisDriver.from_url(with_fresh_prefix(server.url))) as here:
+        job_id = await here.enqueue()
+        await asyncio.to_thread(server.stop)
+        async with running(here.worker(lambda job: None, poll_interval=0.2)):
+            await asyncio.to_thread(server.restart)
+            assert (await here.ended(job_id)).state is JobState.DONE
 
 
 async def test_a_worker_waits_for_a_server_that_reads_its_data() -> None:
@@ -422,6 +447,10 @@ async def _dead_and_untold(on: Shelf, monkeypatch: pytest.MonkeyPatch, count: in
     return sorted(job.id for job in held)
 
 
+async def _by_reserve(on: Shelf) -> None:
+    assert await on.reserve() == []
+
+
 async def _by_settle(on: Shelf) -> None:
     await on.settle(*map(ack, await on.claimed(1)))
 
@@ -437,7 +466,7 @@ async def _by_four_at_once(on: Shelf) -> None:
     await asyncio.gather(*[deliver(on.driver._store, "q") for _ in range(4)])
 
 
-@pytest.mark.parametrize("next_one", [_by_settle, _by_reclaim, _by_four_at_once])
+@pytest.mark.parametrize("next_one", [_by_reserve, _by_settle, _by_reclaim, _by_four_at_once])
 async def test_what_a_client_left_untold_is_told_once_by_the_next_one(
     on: Shelf, next_one: Callable[[Shelf], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,9 +477,7 @@ async def test_what_a_client_left_untold_is_told_once_by_the_next_one(
     assert sorted(msgspec.json.decode(job.payload, type=FailurePayload).job_id for job in told) == ids
 
 
-async def test_what_was_leased_is_not_lost_when_telling_fails(
-    on: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_leased_is_kept_when_telling_fails(on: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     await _dead_and_untold(on, monkeypatch)
     await on.enqueue(job := on.job())
     monkeypatch.setattr(leases, "deliver", _dies)

@@ -17,6 +17,7 @@ from taskharbor_testkit.servers import RedisSentinels, RedisServer
 from worker.stage import eventually, finish
 
 pytestmark = pytest.mark.xdist_group("redis sentinels")  # They are started once.
+Pair = tuple[RedisServer, RedisServer]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,7 @@ async def test_what_is_no_sentinel_of_the_service_is_said(group: RedisSentinels)
     assert "forbidden" in await refused(f"redis+sentinel://127.0.0.1:{group.master.port}/harbor")
 
 
-async def test_a_refusal_by_a_former_master_leads_to_the_new_one_within_the_call(
-    group: RedisSentinels,
-) -> None:
+async def test_a_refusal_by_a_former_master_leads_to_the_new_one_in_the_call(group: RedisSentinels) -> None:
     """A server whose connections outlived its demotion only says READONLY."""
 
     def is_replica() -> bool:
@@ -99,12 +98,12 @@ async def test_a_master_that_is_killed_is_replaced() -> None:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[RedisServer, RedisServer]]:
+def pair() -> Iterator[Pair]:
     with RedisServer.start(version="7.2+", appendonly=True) as master, master.replica() as replica:
         yield master, replica
 
 
-async def test_a_change_is_answered_once_a_replica_has_it(pair: tuple[RedisServer, RedisServer]) -> None:
+async def test_a_change_is_answered_once_a_replica_has_it(pair: Pair) -> None:
     master, replica = pair
     async with connected(master.url, "?wait_replicas=1&wait_timeout=5") as connections:
         assert await connections.run(call("count", "n", 1)) == [1]
@@ -117,9 +116,7 @@ async def test_a_change_is_answered_once_a_replica_has_it(pair: tuple[RedisServe
         assert int(replica.execute("GET", "n")) == 4
 
 
-async def test_a_change_that_no_replica_has_fails_loudly_and_reading_does_not(
-    pair: tuple[RedisServer, RedisServer],
-) -> None:
+async def test_a_change_that_no_replica_has_fails_loudly_and_reading_does_not(pair: Pair) -> None:
     """Even where a repeated call changes nothing itself and comes on another connection: else it would promise too much."""
     master, replica = pair
     async with connected(master.url) as plain:

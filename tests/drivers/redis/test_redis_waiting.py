@@ -145,9 +145,7 @@ async def test_an_outage_wakes_and_the_next_stir_is_heard_again(it: Bench, outag
     await it.is_woken_by_a_stir()
 
 
-async def test_a_line_that_went_dead_without_a_word_is_noticed(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_line_that_went_dead_is_noticed(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "_PROBE", 0.05)
     monkeypatch.setattr(listening, "_PATIENCE", 0.05)
     with FaultProxy.to(server.url) as proxy:

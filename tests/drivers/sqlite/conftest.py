@@ -6,12 +6,14 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from needing import Entered
 from taskharbor.drivers.sqlite import SQLiteDriver
+
+Query: TypeAlias = Callable[..., list[tuple[Any, ...]]]
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def opened(driver: SQLiteDriver) -> Entered:
 
 
 @pytest.fixture
-def query(path: Path) -> Callable[..., list[tuple[Any, ...]]]:
+def query(path: Path) -> Query:
     """Run one statement on a connection of our own, with values for `?` or by name."""
 
     def run(sql: str, *values: Any, **named: Any) -> list[tuple[Any, ...]]:

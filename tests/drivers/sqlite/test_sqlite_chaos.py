@@ -9,19 +9,17 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chaos.batches import fewer
 from chaos.fleet import Fleet
 from chaos.story import Chaos
+from drivers.sqlite.conftest import Query
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.jobs import Outcome
 
-Query = Callable[..., list[tuple[Any, ...]]]
 SEED = "TASKHARBOR_SQLITE_CHAOS_SEED"
 
 

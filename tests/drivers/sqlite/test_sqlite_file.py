@@ -6,11 +6,11 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from drivers.sqlite.conftest import Query
 from records import NOW, make_record
 from taskharbor.drivers.engine import schema_migrations
 from taskharbor.drivers.engine.tables import OUTCOMES, STATES
@@ -20,7 +20,6 @@ from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.drivers.sqlite.file import SQLiteOptions, apply_pending, open_connection, parse_url
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 
-Query = Callable[..., list[tuple[Any, ...]]]
 Newer = Callable[[Migration], list[str]]
 KNOWN = schema_migrations.known()
 NAMES = [migration.name for migration in KNOWN]
@@ -45,9 +44,7 @@ def test_what_makes_no_sense_is_refused_before_any_work(url: str) -> None:
         parse_url(url)
 
 
-async def test_a_missing_folder_and_what_is_no_database_are_named_and_left_alone(
-    tmp_path: Path,
-) -> None:
+async def test_a_missing_folder_and_what_is_no_database_are_named_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable, match="nowhere does not exist"):
         await connect(f"sqlite:///{tmp_path}/nowhere/jobs.db").open()
     path = tmp_path / "letter.txt"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from drivers.sqlite.conftest import Query
 from records import NOW, make_record
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.engine.tables import Transaction
@@ -24,8 +25,6 @@ from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.drivers.sqlite.driver import Database
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import SECOND, JobState
-
-Query = Callable[..., list[tuple[Any, ...]]]
 
 
 def _database(driver: SQLiteDriver) -> Database:
@@ -50,9 +49,7 @@ async def _while_blocked(driver: SQLiteDriver, start: Callable[[], Any]) -> Any:
     return await started
 
 
-async def test_enqueues_share_commits_and_a_cancelled_one_stops_nobody(
-    opened: SQLiteDriver,
-) -> None:
+async def test_enqueues_share_commits_and_a_cancelled_one_stops_nobody(opened: SQLiteDriver) -> None:
     before = _database(opened).commits
 
     async def start() -> Any:

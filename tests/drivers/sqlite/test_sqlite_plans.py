@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from drivers.sqlite.conftest import Query
 from taskharbor.drivers.engine.reserve import OF_ONE_TYPE
 from taskharbor.drivers.engine.tables import load
 from taskharbor.drivers.sqlite import SQLiteDriver
-
-Query = Callable[..., list[tuple[Any, ...]]]
 
 _PLANS = [
     ("reserve", "first_of_any_type", "jobs_ready"),

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from taskharbor.bulk.stage import wall_clock
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.objectstore.archive import JOBS, ROWS, Segment, copied, merge, pack
-from taskharbor.drivers.objectstore.image import Entry, Image, entries, put_entry, retire
+from taskharbor.drivers.objectstore.image import Entry, Image, entries, put_entry, retire, wall_clock
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import SECOND, Micros
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from taskharbor.bulk.stage import wall_clock
+from taskharbor.clock import SystemClock
 from taskharbor.drivers.engine import schema_migrations
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.migrations import Migration, known_migrations
@@ -33,6 +33,7 @@ PAGE_BYTES = 1024
 
 _MANY = 100
 
+wall_clock = SystemClock().now
 _SQL = load("image", __package__)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(JobRecord).decode
@@ -199,7 +200,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 def entries(transaction: Transaction) -> list[Entry]:
     """Return the entries in the order of their rows."""
-    return [_decode_entry(text) for (text,) in transaction.execute(_SQL["entries"])]
+    return [_decode_entry(text) for (text,) in transaction.connection.execute(_SQL["entries"])]
 
 
 # Most entries have not changed since the last look.

@@ -14,7 +14,7 @@
 --            long string and always the last: similar jobs would share a hash and be compared byte by byte
 --
 -- A claim adds a lease in front. An ack removes it and rewrites the front. The rest is copied unread.
-local LAYOUT_VERSION = 2 -- Of all that this file defines. A store of another one is refused.
+local LAYOUT_VERSION = 3 -- Of all that this file defines, and of the members of sorted sets. A store of another one is refused.
 local LEASE = '>I1I8I8I2'
 local TOKEN_SIZE = 24
 local FRONT = '>I1I4I8I8I4I1'

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import psycopg
 from psycopg import sql
 
 from records import NOW, make_record, present
+from taskharbor.bulk.stage import wall_clock
 from taskharbor.drivers.contract import DAY, Ack, Driver, Enqueued
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.options import NOTIFYING, PostgresOptions
 from taskharbor.drivers.postgres.rows import load, rule_values
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros, Outcome
 from taskharbor_testkit.servers import FaultProxy, PostgresServer
+from taskharbor_testkit.waits import waits_of
 
 __all__ = ["DAY", "NOW", "SECOND", "make_record", "present"]
 
 LEASE: Micros = 60 * SECOND
+Heard = Callable[[], list[str]]
 
 
 def make_records(count: int, **fields: Any) -> list[JobRecord]:
@@ -36,10 +39,9 @@ def ids(jobs: Iterable[JobRecord | Enqueued]) -> list[str]:
     return [job.id for job in jobs]
 
 
-async def claim(
-    driver: Driver, limit: int = 1, *, queue: str = "q", now: int = NOW, worker: str = "w", lease: int = LEASE
-) -> list[JobRecord]:
-    return await driver.reserve(queue, limit=limit, lease_for=lease, now=now, worker=worker)
+async def claim(driver: Driver, limit: int = 1, *, lease: int = LEASE, **options: Any) -> list[JobRecord]:
+    how: dict[str, Any] = {"queue": "q", "now": NOW, "worker": "w"} | options
+    return await driver.reserve(limit=limit, lease_for=lease, **how)
 
 
 async def ack(driver: Driver, jobs: Sequence[JobRecord], now: Micros = NOW) -> None:
@@ -54,6 +56,10 @@ async def counts(driver: Driver, queue: str = "q") -> dict[JobState, int]:
 
 async def outcomes(driver: Driver, job_id: str) -> list[Outcome]:
     return [row.outcome for row in await driver.job_attempts(job_id)]
+
+
+def wait(driver: PostgresDriver, *queues: str, timeout: float = 60.0) -> asyncio.Future[bool]:
+    return asyncio.ensure_future(waits_of(driver)(queues, now=NOW, timeout=timeout))
 
 
 # -- behind the driver's back ---------------------------------------------------------------------------------
@@ -87,7 +93,7 @@ class Raw:
                 more(statement)
             yield more
 
-    def __enter__(self) -> Raw:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,6 +105,15 @@ def enqueue_on(raw: Raw, *records: JobRecord) -> None:
     statement = load("enqueue", raw.schema)["by_rules"]
     with psycopg.RawCursor(raw.connection) as cursor:
         cursor.execute(statement.encode(), [*rule_values(records), NOW, NOTIFYING, False])
+
+
+def log_row(raw: Raw) -> int:
+    """Write a row of the log, in whatever transaction the connection is in; its number."""
+    statement = (
+        "INSERT INTO attempts (fence, created_at, run_at, ended_at, queue_id, payload_size, rank, outcome, state, "
+        "job_id, type) SELECT 1, 1, 1, %s, id, 0, 0, 0, 4, 'late', 't' FROM queues LIMIT 1 RETURNING seq"
+    )
+    return int(raw.one(statement, wall_clock()))
 
 
 def fold(raw: Raw) -> None:
@@ -115,13 +130,12 @@ def crash_proof_server() -> PostgresServer:
     return PostgresServer.start(settings={"synchronous_commit": "on"})
 
 
-class Line:
+class Line(NamedTuple):
     """A handle by way of a fault proxy, and one that goes straight to the server, to see what is true."""
 
-    def __init__(self, near: PostgresDriver, far: PostgresDriver, proxy: FaultProxy) -> None:
-        self.near = near
-        self.far = far
-        self.proxy = proxy
+    near: PostgresDriver
+    far: PostgresDriver
+    proxy: FaultProxy
 
     async def store(self, count: int = 1, **fields: Any) -> list[str]:
         return ids(await self.far.enqueue(make_records(count, **fields), now=NOW))
