@@ -130,11 +130,8 @@ def spark() -> Iterator[SparkSession]:
         need(str(error))
     # As the demo does with little data; what is not little asks for `compiling` of `spark/stores.py`. And no note of the line
     # that made each column: that is most of what it costs to make one.
-    settings = {
-        **SMALL,
-        "spark.sql.shuffle.partitions": "1",
-        "spark.python.sql.dataFrameDebugging.enabled": "false",
-    }
+    settings = {**SMALL, "spark.sql.shuffle.partitions": "1"}
+    settings["spark.python.sql.dataFrameDebugging.enabled"] = "false"
     # A task that fails is tried three times.
     session = local_session("tests", master="local[2,3]", settings=settings)
     yield session

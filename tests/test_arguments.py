@@ -57,23 +57,15 @@ def structured(point: Point, when: datetime) -> Any:
 @pytest.mark.parametrize(
     ("function", "args", "kwargs"),
     [
-        (plain, (1,), {}),
-        (plain, (1, "x"), {}),
-        (plain, (), {"b": "y", "a": 2}),
-        (named, (1,), {"b": 2}),
-        (named, (1,), {"c": 9, "b": 2}),
-        (only, (1, 2), {}),
-        (only, (1,), {"b": 2}),
-        (variadic, (1,), {}),
-        (variadic, (1, 2, 3), {"flag": True, "note": "n"}),
-        (no_arguments, (), {}),
+        *((plain, (1,), {}), (plain, (1, "x"), {}), (plain, (), {"b": "y", "a": 2})),
+        *((named, (1,), {"b": 2}), (named, (1,), {"c": 9, "b": 2}), (no_arguments, (), {})),
+        *((only, (1, 2), {}), (only, (1,), {"b": 2})),
+        *((variadic, (1,), {}), (variadic, (1, 2, 3), {"flag": True, "note": "n"})),
         (untyped, ({"deep": [1, None, "x"]},), {}),
         (structured, (Point(1, 2), datetime.fromisoformat("2030-01-01T00:00:00+00:00")), {}),
     ],
 )
-def test_a_call_survives_the_way_through_a_payload(
-    codec: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def test_a_call_survives_the_way_through_a_payload(codec: Any, function: Any, args: Any, kwargs: Any) -> None:
     arguments = Arguments(function)
     payload = arguments.encode(codec, args, kwargs)
     assert arguments.caller(function)(arguments.decode(codec, payload)) == function(*args, **kwargs)
@@ -82,19 +74,14 @@ def test_a_call_survives_the_way_through_a_payload(
 def test_defaults_are_not_shared_between_calls() -> None:
     arguments = Arguments(mutable)
     for _ in range(3):
-        value = arguments.decode(JSON, b"{}")
-        assert arguments.caller(mutable)(value) == ([1], {})
+        assert arguments.caller(mutable)(arguments.decode(JSON, b"{}")) == ([1], {})
 
 
 @pytest.mark.parametrize(
     ("function", "args", "kwargs"),
     [
-        (plain, (), {}),
-        (plain, (1, "b", 3), {}),
-        (plain, (1,), {"nope": 1}),
-        (plain, (1,), {"a": 1}),
-        (named, (1, 2), {}),
-        (variadic, (), {}),
+        *((plain, (), {}), (plain, (1, "b", 3), {}), (plain, (1,), {"nope": 1}), (plain, (1,), {"a": 1})),
+        *((named, (1, 2), {}), (variadic, (), {})),
     ],
 )
 def test_a_call_python_would_refuse_is_a_type_error(function: Any, args: Any, kwargs: Any) -> None:
@@ -105,17 +92,17 @@ def test_a_call_python_would_refuse_is_a_type_error(function: Any, args: Any, kw
     assert type(python.value) is type(ours.value)
 
 
-@pytest.mark.parametrize(
-    ("function", "args"), [(plain, ("one",)), (variadic, (1, "two")), (structured, ({"x": "a"}, "later"))]
-)
+WRONG = [(plain, ("one",)), (variadic, (1, "two")), (structured, ({"x": "a"}, "later"))]
+MISFITS = [b"", b"[1]", b"null", b"{}", b'{"a":"x"}', b'{"a":1,"z":2}', b'{"a":1', b"\xff"]
+
+
+@pytest.mark.parametrize(("function", "args"), WRONG)
 def test_values_of_the_wrong_type_are_refused_before_they_are_sent(function: Any, args: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"\(\): the payload does not fit"):
         Arguments(function).encode(JSON, args, {})
 
 
-@pytest.mark.parametrize(
-    "payload", [b"", b"[1]", b"null", b"{}", b'{"a":"x"}', b'{"a":1,"z":2}', b'{"a":1', b"\xff"]
-)
+@pytest.mark.parametrize("payload", MISFITS)
 def test_a_payload_that_does_not_fit_is_invalid(payload: bytes) -> None:
     with pytest.raises(PayloadInvalid):
         Arguments(plain).decode(JSON, payload)

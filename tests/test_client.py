@@ -67,11 +67,9 @@ def test_a_synchronous_call_from_the_portals_own_loop_does_not_hang(client: Clie
         portal().call(misuse())
 
 
-async def test_a_client_whose_first_call_found_the_backend_away_opens_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    driver = MemoryDriver()
-    opened = driver.open
+async def test_a_client_that_found_the_backend_away_opens_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its first call."""
+    opened = (driver := MemoryDriver()).open
 
     async def refused() -> None:
         raise BackendUnavailable("nobody listens")

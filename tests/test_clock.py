@@ -17,9 +17,7 @@ class Host:
     """A machine whose wall clock is wrong and whose round trips take time."""
 
     def __init__(self, skew: int, round_trips: list[int]) -> None:
-        self.monotonic = 5 * SECOND
-        self.skew = skew
-        self.round_trips = round_trips
+        self.monotonic, self.skew, self.round_trips = 5 * SECOND, skew, round_trips
 
     async def sample(self) -> int:
         trip = self.round_trips.pop(0)

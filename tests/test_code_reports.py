@@ -22,9 +22,8 @@ if __name__ == "__main__":
 
 def test_every_text_file_counts_without_comments_docstrings_and_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "sql").mkdir()
-    (tmp_path / "a.py").write_text(
-        '"""Docs."""\n\n# why\nx = """a\nb"""\n\n\ndef f() -> int:\n    """Docs."""\n    return 1\n'
-    )
+    code = '"""Docs."""\n\n# why\nx = """a\nb"""\n\n\ndef f() -> int:\n    """Docs."""\n    return 1\n'
+    (tmp_path / "a.py").write_text(code)
     (tmp_path / "sql/b.sql").write_text("-- why\n\nselect 1\n")
     (tmp_path / "sql/c.html").write_text("<p>\n")
     (tmp_path / "d.bin").write_bytes(b"\xff\xfe")
@@ -36,14 +35,9 @@ def test_every_text_file_counts_without_comments_docstrings_and_blank_lines(tmp_
 def test_a_walk_sees_all_threads(tmp_path: Path) -> None:
     program = tmp_path / "walking.py"
     program.write_text(WALK)
-    ran = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, str(program)]
+    ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     for enqueue, work in json.loads(ran.stdout).values():
         # A synchronous call passes to a thread with an event loop; a handler runs beside the thread that settles.

@@ -9,7 +9,7 @@ import pytest
 import taskharbor.signals as signals
 from records import NOW, make_record
 from taskharbor import CodecError, FixedDelays, InvalidRequest, JobRecord, PayloadInvalid, RemoteError
-from taskharbor.codec import CodecRegistry
+from taskharbor.codec import JSON, CodecRegistry, NotKept, decode_result
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
 from taskharbor.handlers import Handler
 from taskharbor.jobs import LATEST, MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, to_micros
@@ -80,7 +80,9 @@ class Treacherous:
     ids=["no JSON form", "too large", "inner part", "failing model"],
 )
 def test_a_result_that_cannot_be_kept_is_no_failure(result: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert decided(result) == Ack("j", "k", None)
+    settled = decided(result)
+    assert isinstance(settled, Ack)
+    assert isinstance(decode_result(JSON, settled.result), NotKept)
     assert "is not kept" in caplog.text
 
 
@@ -259,5 +261,4 @@ def test_describe_gives_a_remote_error_as_it_was() -> None:
     assert describe(RemoteError(failure)) is failure
     remote = signals.Retry("no", delay=3)
     remote.failure = failure
-    settled = decided(Raised(remote))
-    assert settled == RetryAt("j", "k", NOW + 3 * SECOND, 1, failure)
+    assert decided(Raised(remote)) == RetryAt("j", "k", NOW + 3 * SECOND, 1, failure)

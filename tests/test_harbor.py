@@ -1,10 +1,23 @@
 import asyncio
+import copy
+import importlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from taskharbor import Harbor, InvalidRequest, JobFailed, JobState
+from taskharbor import (
+    AsyncClient,
+    Harbor,
+    InvalidRequest,
+    JobFailed,
+    JobHandle,
+    JobRequest,
+    JobState,
+    Outcome,
+    ResultNotKept,
+)
 
 
 @pytest.fixture
@@ -39,8 +52,7 @@ def test_declare_enqueue_run_read_the_result(harbor: Harbor) -> None:
     assert handle.state() is JobState.READY
     drain(harbor)
     assert handle.result(timeout=5) == 10
-    assert loud.result(timeout=5) == "HI"
-    assert loud.record().type == "shout"
+    assert (loud.result(timeout=5), loud.record().type) == ("HI", "shout")
     assert made.result(timeout=5) == Order(7, [])
 
 
@@ -124,11 +136,119 @@ def test_by_name_for_producers_without_the_code(harbor: Harbor) -> None:
         return a + b
 
     handle = harbor.enqueue("add", {"a": 4}, priority=2)
-    misfit = harbor.enqueue("add", {"a": 4, "surprise": 1})
+    misfit = harbor.client.enqueue(JobRequest(type="add", payload={"a": 4, "surprise": 1}, max_attempts=1))
     drain(harbor)
     assert harbor.handle(handle.id).result(5) == 5
-    with pytest.raises(JobFailed, match="PayloadInvalid"):
+    with pytest.raises(JobFailed, match="PayloadInvalid") as failed:
         misfit.result(5)
+    assert (failed.value.job.id, failed.value.state) == (misfit.id, JobState.DEAD)
+    assert "surprise" in str(copy.copy(failed.value).error)
+    assert [one.outcome for one in misfit.attempts()] == [Outcome.DEAD]
+    assert misfit.requeue() is JobState.READY
+
+
+@pytest.mark.parametrize("payload", [{"a": 4, "surprise": 1}, {"a": "x"}, {}, [4], "4"])
+def test_by_name_a_declared_job_keeps_its_options_and_checks_its_payload(
+    harbor: Harbor, payload: Any
+) -> None:
+    @harbor.job(queue="sums", max_attempts=2, priority=3)
+    async def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    stored = harbor.enqueue("add", {"a": 4}, priority=1).record()
+    assert (stored.queue, stored.max_attempts, stored.priority) == ("sums", 2, 1)
+    with pytest.raises(InvalidRequest, match="add"):
+        harbor.enqueue("add", payload)
+    with pytest.raises(InvalidRequest, match="add"):
+        harbor.enqueue_many([add.request(1), JobRequest(type="add", payload=payload)])
+    assert harbor.client.stats("sums")[0].counts[JobState.READY] == 1
+
+
+def test_a_result_is_returned_or_the_reason_is_raised(harbor: Harbor) -> None:
+    @harbor.job(max_result_bytes=10)
+    async def repeat(times: int) -> str:
+        return "x" * times
+
+    @harbor.job
+    def without_form() -> object:
+        return object()
+
+    handles: list[JobHandle[Any]] = [repeat.enqueue(8), repeat.enqueue(9), without_form.enqueue()]
+    drain(harbor)
+    assert repeat.handle(handles[0].id).result() == "x" * 8
+    for handle, reason in zip(handles[1:], ("11 bytes, and at most 10", "has no JSON form"), strict=True):
+        assert handle.state() is JobState.DONE
+        with pytest.raises(ResultNotKept, match=reason):
+            handle.result()
+    with pytest.raises(InvalidRequest, match="max_result_bytes=2000000"):
+        harbor.job(type="large", max_result_bytes=2_000_000)(lambda: None)
+
+
+async def test_a_blocking_call_inside_a_loop_names_the_async_form(harbor: Harbor) -> None:
+    @harbor.job
+    async def nothing() -> None:
+        pass
+
+    handle = await nothing.enqueue_async()
+    for call in (handle.wait, handle.result, lambda: harbor.client.wait_for(handle.id), harbor.worker().run):
+        with pytest.raises(RuntimeError, match=r"would block the event loop.*use await"):
+            call()
+    async with AsyncClient(harbor.driver()) as client:
+        again = await client.enqueue(nothing.request())
+        assert await again.cancel_async() is JobState.CANCELLED
+        with pytest.raises(RuntimeError, match="_async"):
+            again.state()
+    await harbor.close_async()
+
+
+def test_a_row_that_does_not_fit_is_named(harbor: Harbor) -> None:
+    @harbor.job
+    async def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    for rows, error in (([(1,), (1, 2, 3)], TypeError), ([(1,), {"a": "x"}], InvalidRequest)):
+        with pytest.raises(error, match=r"row 1: .*add"):
+            add.enqueue_many(rows)  # type: ignore[arg-type]
+    assert harbor.client.stats() == []
+
+
+def test_a_program_closes_what_it_opened(tmp_path: Path) -> None:
+    with Harbor(f"sqlite:///{tmp_path}/jobs.db") as harbor:
+        first = harbor.client
+        assert first.stats() == []
+    assert harbor._client is None
+
+    async def main() -> None:
+        async with harbor:
+            assert await harbor.async_client().stats() == []
+        assert not harbor._async_clients
+
+    asyncio.run(main())
+
+
+def test_the_modules_of_an_app_are_imported_when_a_worker_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "shop_app": "from taskharbor import Harbor\nharbor = Harbor('memory://', imports=['shop.mail'])\n"
+        "harbor.discover('shop.late')\n",
+        "shop/__init__": "",
+        "shop/late/__init__": "",
+        **{
+            f"shop/{name}": f"from shop_app import harbor\n@harbor.job(queue={name[-4:]!r})\ndef {name[-4:]}() -> None: ...\n"
+            for name in ("mail", "late/ship", "late/bill", "left")
+        },
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    app = importlib.import_module("shop_app").harbor
+    assert app.handlers == {}
+    assert sorted(app.worker().handlers) == ["bill", "mail", "ship"]
+    assert sorted(app.queues) == ["bill", "default", "mail", "ship"]
+    with pytest.raises(InvalidRequest, match=r"declares no job.*imports="):
+        Harbor("memory://").worker()
 
 
 async def test_everything_has_an_async_form(harbor: Harbor) -> None:
@@ -179,13 +299,11 @@ def test_a_number_as_retry_is_the_number_of_executions(harbor: Harbor) -> None:
         ({"isolation": "loop"}, "would block the event loop"),
         ({"isolation": "process"}, "at the top of a module"),
         ({"type": "same"}, "declared already"),
-        ({"retry": "x"}, "the number of executions"),
-        ({"retry": True}, "the number of executions"),
+        *(({"retry": wrong}, "the number of executions") for wrong in ("x", True)),
     ],
 )
-def test_a_wrong_option_is_refused_where_the_job_is_declared(
-    harbor: Harbor, options: dict[str, Any], said: str
-) -> None:
+def test_a_wrong_option_is_refused(harbor: Harbor, options: dict[str, Any], said: str) -> None:
+    """Where the job is declared."""
     harbor.job(type="same")(lambda: None)
     with pytest.raises(InvalidRequest, match=f"'add|same'.*{said}"):
         harbor.job(**{"type": "add", **options})(lambda n: n)

@@ -19,12 +19,9 @@ import taskharbor_testkit
 ROOT = Path(taskharbor.__file__).parent
 ENGINE = "engine"
 MEMORY = "memory"
-DRIVERS = sorted(
-    {path.parent.name for path in (ROOT / "drivers").glob("*/__init__.py")} - {ENGINE} | {MEMORY}
-)
-SHARED = tuple(
-    f"taskharbor.drivers.{path.stem}" for path in (ROOT / "drivers").glob("*.py") if path.stem != MEMORY
-)
+FOLDER = ROOT / "drivers"
+DRIVERS = sorted({path.parent.name for path in FOLDER.glob("*/__init__.py")} - {ENGINE} | {MEMORY})
+SHARED = tuple(f"taskharbor.drivers.{path.stem}" for path in FOLDER.glob("*.py") if path.stem != MEMORY)
 """Drivers are folders, but for the memory driver; the modules beside them are for all, and the engine is for drivers."""
 OUTER = ("broker", "cli", "testing", "demo", "spark")
 """Built on top of the core: nothing below may know of them."""
@@ -32,19 +29,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "hypothesis": (),
     "pytest": ("testing",),
     "taskharbor_testkit": ("cli",),
-    "pyspark": ("spark",),
-    "jinja2": ("spark",),
+    **dict.fromkeys(("pyspark", "jinja2"), ("spark",)),
     "pandas": ("spark", "batch_jobs"),
     "pyarrow": ("spark", "bulk", "drivers", "batch_jobs"),
     "adbc_driver_postgresql": ("drivers",),
-    "psycopg": ("drivers",),
-    "hiredis": ("drivers",),
-    "redis": ("drivers",),
-    "sqlalchemy": ("drivers",),
-    "django": ("drivers",),
-    "aiohttp": ("drivers",),
-    "starlette": ("broker",),
-    "uvicorn": ("broker",),
+    **dict.fromkeys(("psycopg", "hiredis", "redis", "sqlalchemy", "django", "aiohttp"), ("drivers",)),
+    **dict.fromkeys(("starlette", "uvicorn"), ("broker",)),
 }
 
 
@@ -76,11 +66,7 @@ def is_within(name: str, *packages: str) -> bool:
 
 
 def is_a_driver(target: str) -> bool:
-    return (
-        is_within(target, "taskharbor.drivers")
-        and target != "taskharbor.drivers"
-        and not is_within(target, *SHARED)
-    )
+    return target.startswith("taskharbor.drivers.") and not is_within(target, *SHARED)
 
 
 def below(*packages: str) -> Callable[[str], bool]:
@@ -133,10 +119,6 @@ def test_no_module_is_called_after_nothing() -> None:
 
 
 def test_a_class_name_stands_for_one_class() -> None:
-    names = Counter(
-        node.name
-        for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+    nodes = (node for path in ROOT.rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8"))))
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, count in names.items() if count > 1] == []

@@ -17,12 +17,8 @@ def test_type_checkers_see_what_python_gives() -> None:
     assert taskharbor.__file__ is not None
     tree = ast.parse(Path(taskharbor.__file__).read_text())
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {
-        (str(node.module), alias.asname)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {(str(node.module), alias.asname) for node in imports for alias in node.names}
     assert seen == {(module, name) for name, module in taskharbor._HOME_OF.items()}
 
 
@@ -46,7 +42,5 @@ def _undocumented(name: str, value: object) -> list[str]:
 def test_public_names_have_docstrings() -> None:
     """So that an editor can show one."""
     exported = {name: getattr(taskharbor, name) for name in taskharbor.__all__}
-    documented = {
-        name: one for name, one in exported.items() if inspect.isclass(one) or inspect.isfunction(one)
-    }
-    assert [missing for name, one in documented.items() for missing in _undocumented(name, one)] == []
+    documented = [one for one in exported.items() if inspect.isclass(one[1]) or inspect.isfunction(one[1])]
+    assert [missing for name, one in documented for missing in _undocumented(name, one)] == []

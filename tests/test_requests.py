@@ -36,9 +36,10 @@ def test_run_at_may_lie_in_the_past_and_zero_attempts_mean_the_default() -> None
         ({"type": ""}, "type '': expected `str` of length >= 1"),
         ({"type": "a\nb"}, "cannot be printed"),
         ({"delay": -1}, "lies in the past"),
-        ({"delay": "soon"}, "give seconds or a timedelta"),
-        ({"delay": float("inf")}, "give seconds or a timedelta"),
-        ({"delay": float("nan")}, "give seconds or a timedelta"),
+        *(
+            ({"delay": wrong}, "give seconds or a timedelta")
+            for wrong in ("soon", float("inf"), float("nan"))
+        ),
         ({"delay": 1, "run_at": datetime(2026, 1, 1, tzinfo=UTC)}, "either run_at or delay"),
         ({"run_at": datetime(2026, 1, 1)}, "no time zone"),
         ({"timeout": 0}, "longer than nothing"),
@@ -65,9 +66,8 @@ def test_unknown_codecs_and_unencodable_payloads_are_refused() -> None:
 
 
 def test_a_clients_defaults_apply() -> None:
-    builder = RecordBuilder(
-        Defaults(queue="q", max_attempts=9, timeout=2, backoff=(1, 2), max_payload_bytes=4)
-    )
+    defaults = Defaults(queue="q", max_attempts=9, timeout=2, backoff=(1, 2), max_payload_bytes=4)
+    builder = RecordBuilder(defaults)
     (record,) = builder.build([JobRequest(type="t", payload=1)], NOW)
     assert (record.queue, record.max_attempts, record.timeout_us) == ("q", 9, 2 * SECOND)
     with pytest.raises(InvalidRequest, match="at most 4"):

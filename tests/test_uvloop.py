@@ -43,7 +43,7 @@ def test_jobs_are_stored_worked_off_and_looked_at(url: str, monkeypatch: pytest.
             working = asyncio.create_task(harbor.worker(max_jobs=COUNT).run_async())
             rest = await client.enqueue_batch([double.request(n) for n in range(1, COUNT)])
             await working
-            found = [await client.get(enqueued.id) for enqueued in (first, *rest)]
+            found = [await client.get(job_id) for job_id in (first.id, *(one.id for one in rest))]
             assert {record.state for record in found} == {JobState.DONE}
 
     uvloop.run(main())

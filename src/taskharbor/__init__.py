@@ -18,7 +18,7 @@ The modules, in the order in which a job passes through them:
 - `harbor`: the app. It declares jobs, enqueues them and runs them.
 - `handlers`, `batch_jobs`: the function behind a job type, for one job or for many jobs as a table.
 - `requests`: a request becomes a record. `codec` encodes its payload.
-- `client`: producers and operators. `transactions` enqueues within the caller's transaction.
+- `client`: producers and operators. `handle` follows one job. `transactions` enqueues within the caller's transaction.
 - `drivers`: the contract and the backends. `jobs` has the records that they store. `bulk` moves whole tables.
 - `broker`: a server that offers any driver over HTTP.
 - `worker`: claims jobs, runs their handlers, settles them. `middleware` is around each handler, `signals` are the exceptions that
@@ -56,15 +56,16 @@ if TYPE_CHECKING:
     from taskharbor.errors import MissingExtra as MissingExtra
     from taskharbor.errors import PayloadInvalid as PayloadInvalid
     from taskharbor.errors import RemoteError as RemoteError
+    from taskharbor.errors import ResultNotKept as ResultNotKept
     from taskharbor.errors import SchemaMismatch as SchemaMismatch
     from taskharbor.errors import TaskHarborError as TaskHarborError
     from taskharbor.errors import UnknownDriver as UnknownDriver
     from taskharbor.errors import WaitTimeout as WaitTimeout
     from taskharbor.errors import WorkerProcessDied as WorkerProcessDied
+    from taskharbor.handle import JobHandle as JobHandle
     from taskharbor.handlers import Options as Options
     from taskharbor.harbor import AsyncJobType as AsyncJobType
     from taskharbor.harbor import Harbor as Harbor
-    from taskharbor.harbor import JobHandle as JobHandle
     from taskharbor.harbor import JobType as JobType
     from taskharbor.harbor import SyncJobType as SyncJobType
     from taskharbor.jobs import Attempt as Attempt
@@ -94,10 +95,11 @@ _HOMES = {
     "codec": "JSON MSGPACK Codec",
     "drivers.contract": "JobFilter QueueSettings QueueStats",
     "errors": "BackendUnavailable CodecError HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead JobNotFound"
-    " JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid RemoteError SchemaMismatch"
-    " TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
+    " JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid RemoteError ResultNotKept"
+    " SchemaMismatch TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
+    "handle": "JobHandle",
     "handlers": "Options",
-    "harbor": "AsyncJobType Harbor JobHandle JobType SyncJobType",
+    "harbor": "AsyncJobType Harbor JobType SyncJobType",
     "jobs": "Attempt Failure JobRecord JobRequest JobState Lease Outcome UpdateFlags",
     "middleware": "Job Middleware current_job",
     "retry": "ExponentialBackoff FixedDelays RetryPolicy",

@@ -31,6 +31,7 @@ from taskharbor.drivers.contract import (
 from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
+from taskharbor.handle import JobHandle, refuse_in_loop
 from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
 from taskharbor.requests import Defaults, RecordBuilder
 from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, SyncTransaction
@@ -105,20 +106,35 @@ class AsyncClient:
 
     # -- producing ----------------------------------------------------------------------------------------
 
-    async def enqueue(self, request: JobRequest) -> Enqueued:
+    @property
+    def codecs(self) -> CodecRegistry:
+        """The codecs of this client."""
+        return self.builder.codecs
+
+    @property
+    def client(self) -> Client:
+        """Not there: a handle that this client made has the async forms only."""
+        raise RuntimeError("this handle comes from an AsyncClient: use the form that ends in _async")
+
+    def async_client(self) -> Self:
+        """Return this client."""
+        return self
+
+    async def enqueue(self, request: JobRequest) -> JobHandle[Any]:
         """Enqueue one job.
 
         Args:
             request: Type, payload and options of the job.
 
         Returns:
-            The id, and whether a job with this id or key was there already.
+            A handle on the job.
 
         Raises:
             InvalidRequest: A value is out of bounds. Nothing is stored.
             BackendUnavailable: The backend does not answer. The job may be stored.
         """
-        return (await self.enqueue_batch([request]))[0]
+        (accepted,) = await self.enqueue_batch([request])
+        return JobHandle(self, accepted.id, accepted.existed)
 
     async def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
         """Enqueue jobs in one transaction, all or none.
@@ -389,6 +405,20 @@ class Client:
         """The driver that this client uses."""
         return self._inner.driver
 
+    @property
+    def codecs(self) -> CodecRegistry:
+        """The codecs of this client."""
+        return self._inner.codecs
+
+    @property
+    def client(self) -> Self:
+        """This client."""
+        return self
+
+    def async_client(self) -> AsyncClient:
+        """Not there: a handle that this client made has the synchronous forms only."""
+        raise RuntimeError("this handle comes from a Client: use the form without _async, or an AsyncClient")
+
     def open(self) -> Self:
         """Open the store. Any other call does so too."""
         portal().call(self._inner.open())
@@ -405,7 +435,6 @@ class Client:
         self.close()
 
     now = _blocking(AsyncClient.now)
-    enqueue = _blocking(AsyncClient.enqueue)
     enqueue_batch = _blocking(AsyncClient.enqueue_batch)
     enqueue_like = _blocking(AsyncClient.enqueue_like)
     get = _blocking(AsyncClient.get)
@@ -415,7 +444,6 @@ class Client:
     job_attempts = _blocking(AsyncClient.job_attempts)
     read_attempts = _blocking(AsyncClient.read_attempts)
     resolve = _blocking(AsyncClient.resolve)
-    wait_for = _blocking(AsyncClient.wait_for)
     cancel = _blocking(AsyncClient.cancel)
     cancel_many = _blocking(AsyncClient.cancel_many)
     requeue = _blocking(AsyncClient.requeue)
@@ -423,6 +451,22 @@ class Client:
     purge = _blocking(AsyncClient.purge)
     settings = _blocking(AsyncClient.settings)
     configure = _blocking(AsyncClient.configure)
+
+    def enqueue(self, request: JobRequest) -> JobHandle[Any]:
+        """Enqueue one job. Returns a handle on it."""
+        (accepted,) = self.enqueue_batch([request])
+        return JobHandle(self, accepted.id, accepted.existed)
+
+    def wait_for(self, job_id: str, *, timeout: float | None = None) -> JobRecord:
+        """Wait until the job has ended, and return it, or the job that it was merged into.
+
+        Raises:
+            JobNotFound: No job has this id, or retention has removed it.
+            WaitTimeout: The job has not ended after `timeout` seconds.
+            RuntimeError: An event loop runs in this thread, and the call would stop it.
+        """
+        refuse_in_loop("client.wait_for()", "await AsyncClient.wait_for()")
+        return portal().call(self._inner.wait_for(job_id, timeout=timeout))
 
     def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
         """Enqueue any number of jobs, in transactions of `chunk`. All are checked before the first is sent."""

@@ -18,6 +18,10 @@ import msgspec
 
 from taskharbor.errors import CodecError, InvalidRequest, PayloadInvalid
 
+NOT_KEPT = b"\xc1not kept: "
+"""The beginning of what is stored for a result that was not kept. The reason follows. Neither JSON nor msgpack has the first of
+these bytes."""
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -98,6 +102,24 @@ class CodecRegistry:
         self._codecs[codec.name] = codec
 
 
+class NotKept(msgspec.Struct, frozen=True):
+    """Stands for a handler's result that cannot be stored."""
+
+    reason: str
+
+    def encode(self) -> bytes:
+        return NOT_KEPT + self.reason.encode(errors="replace")
+
+
+def decode_result(codec: Codec, data: bytes | None, type: Any = Any) -> Any:
+    """Decode a stored result. Returns NotKept if there was one that was not stored."""
+    if data is None:
+        return None
+    if data.startswith(NOT_KEPT):
+        return NotKept(data[len(NOT_KEPT) :].decode(errors="replace"))
+    return codec.decode(data, type)
+
+
 def encode_checked(codec: Codec, value: Any, type: Any, name: str) -> bytes:
     """Encode a payload and check that its handler can read it: an error here is better than a dead job."""
     payload = codec.encode(value)
@@ -148,7 +170,10 @@ class Arguments:
                 return self.type(*args, **kwargs)
             except TypeError:
                 pass  # `Signature.bind` has the better message.
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as misfit:
+            raise TypeError(f"{self._name}{self._signature}: {misfit}") from None
         bound.apply_defaults()
         values = dict(bound.arguments)
         first = [values.pop(name) for name in list(values)[: self._positional_count]]

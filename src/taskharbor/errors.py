@@ -12,7 +12,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskharbor.jobs import Failure
+    from taskharbor.jobs import Failure, JobRecord
 
 _LONGEST_SHOWN = 60
 _CONTENTS = ("payload", "result", "progress")
@@ -76,7 +76,27 @@ class RemoteError(TaskHarborError):
 
 
 class JobFailed(TaskHarborError):
-    """The job ended without a result: it is dead or cancelled."""
+    """The job ended without a result: it is dead or cancelled.
+
+    Attributes:
+        job: The job as it is stored.
+        state: Its state, `dead` or `cancelled`.
+        error: The type, the message and the traceback of its last failure as text, or None.
+    """
+
+    def __init__(self, job: JobRecord) -> None:
+        super().__init__(job)
+        self.job = job
+        self.state = job.state
+        self.error = job.last_error
+
+    def __str__(self) -> str:
+        reason = (self.error or "no reason recorded").splitlines()[0]
+        return f"job {self.job.id} ({self.job.type}) ended {self.state}: {reason}"
+
+
+class ResultNotKept(TaskHarborError):
+    """The job is done, and its result was not stored: it was too large, or its codec cannot encode it."""
 
 
 class JobError(TaskHarborError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
@@ -11,13 +12,16 @@ import msgspec
 
 from taskharbor.codec import Arguments
 from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import UpdateFlags
+from taskharbor.jobs import MAX_RESULT_BYTES, UpdateFlags
 from taskharbor.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from taskharbor.batch_jobs import BatchCall
 
 Isolation: TypeAlias = Literal["loop", "thread", "process"]
+Lifespan: TypeAlias = Callable[[], AbstractAsyncContextManager[Any] | AbstractContextManager[Any]]
+MOST_RESULT_BYTES = 1_048_576
+"""The longest result that the driver contract accepts."""
 OnInvalid: TypeAlias = Literal["dead", "complete"]
 
 
@@ -50,6 +54,7 @@ class DeclaredOptions(CommonOptions, total=False):
     type: str
     retry: RetryPolicy | int
     on_invalid: OnInvalid
+    max_result_bytes: int
 
 
 class JobOptions(DeclaredOptions, total=False):
@@ -75,11 +80,15 @@ class Handler(msgspec.Struct):
     """None: the default policy. A number is refused: a declaration makes `max_attempts` of it."""
     on_invalid: OnInvalid = "dead"
     """An invalid payload is never retried: it makes the job dead with the reason, or completes it."""
+    max_result_bytes: int = MAX_RESULT_BYTES
+    """The longest encoded result that is kept."""
     arguments: Arguments | None = None
     """None if the function takes the `Job` itself."""
     batch: BatchCall | None = None
     """The call for many jobs at once, if the job is a batch job. `function` then runs a batch of one, for tools that go job by
     job."""
+    lifespan: Lifespan | None = None
+    """The app's, for worker processes. They find it with the function."""
     is_async: bool = False
     location: tuple[str, str] | None = None
     """Module and name under which a worker process finds the function again."""
@@ -105,6 +114,11 @@ class Handler(msgspec.Struct):
             )
         if self.on_invalid not in ("dead", "complete"):
             raise InvalidRequest(f"on_invalid {self.on_invalid!r}: choose 'dead' or 'complete'")
+        if not isinstance(self.max_result_bytes, int) or not 0 <= self.max_result_bytes <= MOST_RESULT_BYTES:
+            raise InvalidRequest(
+                f"{self.type!r}: max_result_bytes={self.max_result_bytes!r}: from 0 to {MOST_RESULT_BYTES}; store more elsewhere "
+                "and return a reference to it"
+            )
         module = getattr(self.function, "__module__", None)
         name = getattr(self.function, "__qualname__", None)
         self.location = (module, name) if module and name and "<" not in name else None

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pkgutil
 import sys
 import threading
 import typing
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 import msgspec
@@ -30,9 +32,11 @@ from taskharbor.clock import Clock
 from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.drivers.contract import Driver, Enqueued
 from taskharbor.drivers.registry import connect
-from taskharbor.errors import InvalidRequest, JobFailed
-from taskharbor.handlers import Handler, JobOptions, Options
-from taskharbor.jobs import JobRecord, JobRequest, JobState
+from taskharbor.drivers.validation import listed
+from taskharbor.errors import InvalidRequest
+from taskharbor.handle import JobHandle
+from taskharbor.handlers import Handler, JobOptions, Lifespan, Options
+from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest
 from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder
 from taskharbor.transactions import AsyncJobWithin, AsyncTransaction, JobWithin, SyncTransaction, is_async
 
@@ -40,111 +44,15 @@ if TYPE_CHECKING:
     from taskharbor.batch_jobs import BatchJobOptions, BatchJobType
     from taskharbor.middleware import Middleware
     from taskharbor.worker import Worker
+    from taskharbor.worker.worker import WorkerOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", Client, AsyncClient)
+J = TypeVar("J", bound="JobType[..., Any]")
 
 DEFAULT_URL = "sqlite:///taskharbor.db"
 URL_VARIABLE = "TASKHARBOR_URL"
-
-
-class JobHandle(Generic[R]):
-    """A handle on an enqueued job. Every method has a synchronous form and a form that ends in `_async`."""
-
-    __slots__ = ("_harbor", "_result_type", "existed", "id")
-
-    def __init__(self, harbor: Harbor, job_id: str, existed: bool = False, result_type: Any = Any) -> None:
-        self._harbor = harbor
-        self.id = job_id
-        self.existed = existed
-        """True if the enqueue found a job that was there already (same key or idempotency key)."""
-        self._result_type = result_type
-
-    def record(self) -> JobRecord:
-        """The job as it is stored now, or the job that it was merged into.
-
-        Raises:
-            JobNotFound: Retention has removed the job.
-        """
-        return self._harbor.client.resolve(self.id)
-
-    async def record_async(self) -> JobRecord:
-        """The async form of `record`."""
-        return await self._harbor.async_client().resolve(self.id)
-
-    def state(self) -> JobState:
-        """The state of the job."""
-        return self.record().state
-
-    async def state_async(self) -> JobState:
-        """The async form of `state`."""
-        return (await self.record_async()).state
-
-    def progress(self) -> Any:
-        """The last progress that the handler reported, or None."""
-        return _decoded_progress(self.record())
-
-    async def progress_async(self) -> Any:
-        """The async form of `progress`."""
-        return _decoded_progress(await self.record_async())
-
-    def wait(self, timeout: float | None = None) -> JobRecord:
-        """Wait until the job has ended, and return it.
-
-        Raises:
-            WaitTimeout: The job has not ended after `timeout` seconds.
-        """
-        return self._harbor.client.wait_for(self.id, timeout=timeout)
-
-    async def wait_async(self, timeout: float | None = None) -> JobRecord:
-        """The async form of `wait`."""
-        return await self._harbor.async_client().wait_for(self.id, timeout=timeout)
-
-    def result(self, timeout: float | None = None) -> R:
-        """Wait until the job has ended, and return the handler's result.
-
-        Raises:
-            JobFailed: The job is dead or cancelled.
-            WaitTimeout: The job has not ended after `timeout` seconds.
-        """
-        return self._decode(self.wait(timeout))
-
-    async def result_async(self, timeout: float | None = None) -> R:
-        """The async form of `result`."""
-        return self._decode(await self.wait_async(timeout))
-
-    def cancel(self) -> JobState:
-        """Cancel the job. One that waits is cancelled at once; one that is inflight is asked to stop.
-
-        Returns:
-            The job's state after the call.
-
-        Raises:
-            JobFinished: The job has ended already.
-        """
-        return self._harbor.client.cancel(self.id)
-
-    async def cancel_async(self) -> JobState:
-        """The async form of `cancel`."""
-        return await self._harbor.async_client().cancel(self.id)
-
-    def _decode(self, record: JobRecord) -> R:
-        if record.state is not JobState.DONE:
-            reason = (record.last_error or "no reason recorded").splitlines()[0]
-            raise JobFailed(f"job {record.id} ended {record.state}: {reason}")
-        if record.result is None:
-            return None  # type: ignore[return-value]
-        codec = self._harbor.codecs.get(record.codec)
-        result: R = codec.decode(record.result, self._result_type)
-        return result
-
-    def __repr__(self) -> str:
-        return f"<JobHandle {self.id}>"
-
-
-def _decoded_progress(record: JobRecord) -> Any:
-    return None if record.progress is None else msgspec.json.decode(record.progress)
 
 
 class JobType(Generic[P, R]):
@@ -200,13 +108,17 @@ class JobType(Generic[P, R]):
             InvalidRequest: The arguments do not fit the signature, or an option is out of bounds.
             BackendUnavailable: The backend does not answer.
         """
-        accepted = self._harbor.client.enqueue(self.request(*args, **kwargs))
-        return JobHandle(self._harbor, accepted.id, existed=accepted.existed, result_type=self._result_type)
+        return self._handles(self._harbor.client.enqueue_batch([self.request(*args, **kwargs)]))[0]
 
     async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """The async form of `enqueue`."""
-        accepted = await self._harbor.async_client().enqueue(self.request(*args, **kwargs))
-        return JobHandle(self._harbor, accepted.id, existed=accepted.existed, result_type=self._result_type)
+        return self._handles(
+            await self._harbor.async_client().enqueue_batch([self.request(*args, **kwargs)])
+        )[0]
+
+    def handle(self, job_id: str) -> JobHandle[R]:
+        """Return a handle on a job of this type by its id. Its result has the type that the function returns."""
+        return JobHandle(self._harbor, job_id, result_type=self._result_type)
 
     def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
         """Enqueue one job per item, in a few round trips. A tuple holds positional arguments, a mapping named ones."""
@@ -239,10 +151,31 @@ class JobType(Generic[P, R]):
 
     def _payloads(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[bytes]:
         encode, codec = self._arguments.encode, self._codec
-        return [
-            encode(codec, call, {}) if type(call) is tuple else encode(codec, *_as_call(call))
-            for call in calls
-        ]
+        payloads: list[bytes] = []
+        try:
+            payloads.extend(
+                encode(codec, call, {}) if type(call) is tuple else encode(codec, *_as_call(call))
+                for call in calls
+            )
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else InvalidRequest
+            raise kind(f"row {len(payloads)}: {error}; nothing was enqueued") from error
+        return payloads
+
+    def _completed(self, request: JobRequest) -> JobRequest:
+        """A request by type gets the options of the declaration, and its payload is checked as a call's arguments."""
+        payload = {} if request.payload is None else request.payload
+        if not isinstance(payload, Mapping):
+            raise InvalidRequest(
+                f"payload of type {type(payload).__name__} for the declared job {self.type!r}: give a mapping of its arguments"
+            )
+        given = {
+            name: value for name in Options.__annotations__ if (value := getattr(request, name)) is not None
+        }
+        try:
+            return self.options(**given).request(**payload)  # type: ignore[call-arg]
+        except TypeError as error:
+            raise InvalidRequest(f"job {self.type!r}: {error}") from None
 
     def _requests(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobRequest]:
         replace, template = msgspec.structs.replace, self._template()
@@ -330,13 +263,23 @@ class Harbor:
         middleware: Sequence[Middleware] = (),
         codecs: CodecRegistry | None = None,
         clock: Clock | None = None,
+        max_result_bytes: int = MAX_RESULT_BYTES,
+        lifespan: Lifespan | None = None,
+        imports: Sequence[str] = (),
     ) -> None:
         limits: dict[str, Any] = {"max_attempts": max_attempts, "timeout": timeout, "backoff": backoff}
         given = {name: value for name, value in limits.items() if value is not None}
         self.defaults = Defaults(queue=queue, codec=codec, **given)
         self.codecs = codecs or CodecRegistry()
         self.middleware: list[Middleware] = list(middleware)
+        self.max_result_bytes = max_result_bytes
+        self.lifespan = lifespan
+        """A function that returns a context manager, sync or async. A worker process enters it before its first job and leaves it
+        after the last. The value is `current_job().state`."""
         self.handlers: dict[str, Handler] = {}
+        self.jobs: dict[str, JobType[..., Any]] = {}
+        """Declared jobs by their type."""
+        self._imports: list[str] = list(listed("imports", imports))
         self.queues: list[str] = [queue]
         """The queues of this app's jobs: the default queue, and every queue that a declaration names."""
         self.clock = clock
@@ -390,12 +333,44 @@ class Harbor:
         if held is not None and held[0] == os.getpid():
             held[1].close()
 
+    def __enter__(self) -> typing.Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> typing.Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close_async()
+        self.close()
+
     async def close_async(self) -> None:
         """The async form of `close`."""
         with self._lock:
             client = self._async_clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
+
+    # -- modules ------------------------------------------------------------------------------------------
+
+    def discover(self, package: str) -> None:
+        """Let a worker import the package and every module below it, for the jobs that they declare."""
+        self._imports.append(f"{package}.*")
+
+    def load(self, *modules: str) -> None:
+        """Import the modules that declare this app's jobs: those of `imports` and `discover`, and these.
+
+        A worker and the command line do so when they start. The modules may import the app.
+        """
+        pending, self._imports = [*self._imports, *modules], []
+        for name in pending:
+            found = import_module(name.removesuffix(".*"))
+            if name.endswith(".*"):
+                for below in pkgutil.walk_packages(getattr(found, "__path__", ()), f"{found.__name__}."):
+                    if not below.name.endswith(".__main__"):
+                        import_module(below.name)
 
     # -- declaring ----------------------------------------------------------------------------------------
 
@@ -421,12 +396,12 @@ class Harbor:
             isolation=options.get("isolation"),
             retry=options.get("retry"),
             on_invalid=options.get("on_invalid", "dead"),
+            max_result_bytes=options.get("max_result_bytes", self.max_result_bytes),
             arguments=Arguments(function),
+            lifespan=self.lifespan,
         )
-        kept = self.remember(handler, options)
         result_type = typing.get_type_hints(function).get("return", Any)
-        kind = AsyncJobType if handler.is_async else SyncJobType
-        return kind(self, handler, kept, result_type)
+        return self.remember(AsyncJobType if handler.is_async else SyncJobType, handler, options, result_type)
 
     @overload
     def batch_job(self, function: Callable[[Any], Any], /) -> BatchJobType[...]: ...
@@ -466,9 +441,8 @@ class Harbor:
             return declare_batch_job(self, function, row, given)
         return lambda decorated: declare_batch_job(self, decorated, row, given)
 
-    def remember(self, handler: Handler, options: Mapping[str, Any]) -> Options:
-        """Store a declared handler. Returns those of its options that every call has. A wrong option is refused here, at the
-        declaration, and not when the first job is enqueued."""
+    def remember(self, kind: type[J], handler: Handler, options: Mapping[str, Any], result_type: Any) -> J:
+        """Store a declared job. A wrong option is refused here, at the declaration, and not when the first job is enqueued."""
         if handler.type in self.handlers:
             raise InvalidRequest(
                 f"a job of the type {handler.type!r} is declared already; give this one another: @harbor.job(type=...)"
@@ -486,12 +460,17 @@ class Harbor:
         queue = kept.get("queue")
         if queue and queue not in self.queues:
             self.queues.append(queue)
-        return typing.cast(Options, kept)
+        declared = kind(self, handler, typing.cast(Options, kept), result_type)
+        self.jobs[handler.type] = declared
+        return declared
 
     # -- by type: producers that do not have the code -------------------------------------------------------
 
     def enqueue(self, type: str, payload: Any = None, **options: Unpack[Options]) -> JobHandle[Any]:
-        """Enqueue a job by its type. If the job is declared elsewhere, the payload is a mapping of its arguments."""
+        """Enqueue a job by its type. The payload is a mapping of its arguments.
+
+        If this app declares the job, its options apply and the payload is checked.
+        """
         return self.enqueue_many([JobRequest(type=type, payload=payload, **options)])[0]
 
     async def enqueue_async(
@@ -502,12 +481,24 @@ class Harbor:
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
         """Enqueue requests of any types: `[add.request(1, 2), greet.request("Ada")]`."""
-        return [JobHandle(self, one.id, existed=one.existed) for one in self.client.enqueue_many(requests)]
+        return [
+            JobHandle(self, one.id, one.existed) for one in self.client.enqueue_many(self._checked(requests))
+        ]
 
     async def enqueue_many_async(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
         """The async form of `enqueue_many`."""
-        accepted = await self.async_client().enqueue_many(requests)
-        return [JobHandle(self, one.id, existed=one.existed) for one in accepted]
+        accepted = await self.async_client().enqueue_many(self._checked(requests))
+        return [JobHandle(self, one.id, one.existed) for one in accepted]
+
+    def _checked(self, requests: Iterable[JobRequest]) -> list[JobRequest]:
+        return [
+            self.jobs[one.type]._completed(one)
+            if isinstance(one, JobRequest)
+            and one.type in self.jobs
+            and not isinstance(one.payload, EncodedPayload)
+            else one
+            for one in requests
+        ]
 
     def handle(self, job_id: str) -> JobHandle[Any]:
         """Return a handle on a job by its id."""
@@ -515,12 +506,28 @@ class Harbor:
 
     # -- running ------------------------------------------------------------------------------------------
 
-    def worker(self, **options: Any) -> Worker:
-        """Return a worker for this app's jobs. The options are those of `Worker`."""
+    def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
+        """Return a worker for this app's jobs. The options are those of `Worker`.
+
+        Raises:
+            InvalidRequest: The app declares no job.
+        """
         from taskharbor.worker import Worker
 
-        of_app = {"middleware": self.middleware, "codecs": self.codecs, "clock": self.clock}
-        worker = Worker(self.driver(), **{"queues": self.queues, **of_app, **options})
+        self.load()
+        if not self.handlers and not options.get("every_type"):
+            raise InvalidRequest(
+                "this app declares no job, so a worker has nothing to run: import the modules that declare its jobs, as in "
+                'Harbor(imports=["shop.mail"])'
+            )
+        of_app: WorkerOptions = {
+            "queues": self.queues,
+            "middleware": self.middleware,
+            "codecs": self.codecs,
+            "clock": self.clock,
+            "lifespan": self.lifespan,
+        }
+        worker = Worker(self.driver(), **typing.cast("WorkerOptions", {**of_app, **options}))
         for handler in self.handlers.values():
             worker.add_handler(handler)
         return worker

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from functools import partial
@@ -20,7 +21,7 @@ import msgspec
 
 from taskharbor.codec import CodecRegistry
 from taskharbor.errors import CodecError, InvalidRequest, JobTimeout
-from taskharbor.handlers import Handler
+from taskharbor.handlers import Handler, Lifespan
 from taskharbor.jobs import MAX_PROGRESS_BYTES, SECOND, JobRecord, Micros, to_datetime
 
 TIMEOUT = "timeout"
@@ -28,6 +29,7 @@ TIMEOUT = "timeout"
 
 _current: ContextVar[Job] = ContextVar("taskharbor_current_job")
 _current_batch: ContextVar[Batch] = ContextVar("taskharbor_current_batch")
+_state: ContextVar[Any] = ContextVar("taskharbor_state", default=None)
 _scope: ContextVar[asyncio.Timeout] = ContextVar("taskharbor_timeout")
 
 
@@ -152,6 +154,11 @@ class Job(Stoppable):
             return None
         return to_datetime(self.started_at_us + self.record.timeout_us)
 
+    @property
+    def state(self) -> Any:
+        """The value of the app's `lifespan` in this process, or None."""
+        return _state.get()
+
     def progress(self, value: Any) -> None:
         """Report the progress of the job: any small value that JSON can hold. Others see it from the next heartbeat on."""
         encoded = msgspec.json.encode(value)
@@ -202,6 +209,33 @@ def current_batch() -> Batch:
 
 
 set_current_batch: Callable[[Batch], object] = _current_batch.set
+
+
+# -- what a process has open for its jobs -------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def entered(lifespan: Lifespan | None) -> AsyncIterator[None]:
+    """Enter an app's lifespan. Contexts that are copied meanwhile have its value as `current_job().state`."""
+    if lifespan is None:
+        yield
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        manager = lifespan()
+        if isinstance(manager, AbstractAsyncContextManager):
+            value = await stack.enter_async_context(manager)
+        elif isinstance(manager, AbstractContextManager):
+            value = stack.enter_context(manager)
+        else:
+            raise InvalidRequest(
+                f"lifespan returned a {type(manager).__name__}: it is a function that returns a context manager, as one "
+                "with @contextlib.asynccontextmanager does"
+            )
+        before = _state.set(value)
+        try:
+            yield
+        finally:
+            _state.reset(before)
 
 
 # -- the chain of calls -------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from taskharbor.jobs import JobRecord, JobRequest, Micros
 from taskharbor.requests import RecordBuilder
 
 if TYPE_CHECKING:
-    from taskharbor.harbor import JobHandle, JobType
+    from taskharbor.handle import JobHandle
+    from taskharbor.harbor import JobType
 
 P = ParamSpec("P")
 R = TypeVar("R")

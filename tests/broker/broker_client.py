@@ -14,7 +14,7 @@ from taskharbor.broker.config import BrokerConfig
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import broker_protocol as wire
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.contract import Driver, JobFilter
 from taskharbor.drivers.memory import MemoryDriver
 
 
@@ -54,6 +54,15 @@ class Unwell(MemoryDriver):
         if self.error is not None and (not self._kinds or isinstance(call, self._kinds)):
             raise self.error
         return await super().run(call)
+
+
+async def contents(driver: Driver) -> Any:
+    """All that a store holds, to see whether a request changed it."""
+    # Always at the same time: a job that comes due is no change.
+    page = await driver.list_jobs(JobFilter(), now=0, limit=100_000)
+    stats = await driver.stats(now=0)
+    log = await driver.read_attempts(limit=100_000)
+    return page.jobs, [(one.queue, one.settings, one.done_total) for one in stats], log.attempts
 
 
 class Client:

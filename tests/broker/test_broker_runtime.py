@@ -58,6 +58,10 @@ def test_a_store_that_does_not_answer_is_told_apart_from_a_wrong_request() -> No
         assert client.get("/v1/stats").refusal == (503, "schema_mismatch")
         driver.error = None
         assert client.get("/v1/stats").status == 200
+    # At the start it is no broker.
+    driver.error = BackendUnavailable("nobody is there")
+    with pytest.raises(BackendUnavailable, match="nobody is there"), running_broker(driver):
+        pass
 
 
 def test_a_broker_that_is_stopping_takes_no_new_calls() -> None:
@@ -65,12 +69,6 @@ def test_a_broker_that_is_stopping_takes_no_new_calls() -> None:
         broker.app.service.stopping.set()
         assert client.post("/v1/jobs", {"type": "t"}).refusal == (503, "stopping")
         assert client.get("/ready").status == 503
-
-
-def test_a_store_that_does_not_answer_at_the_start_is_no_broker() -> None:
-    unwell = Unwell(BackendUnavailable("nobody is there"))
-    with pytest.raises(BackendUnavailable, match="nobody is there"), running_broker(unwell):
-        pass
 
 
 async def test_an_application_opens_and_closes_the_driver_with_the_server() -> None:

@@ -20,12 +20,11 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from broker.broker_client import Client, Direct
+from broker.broker_client import Client, Direct, contents
 from needing import Entered
 from taskharbor.broker.routes import ROUTES
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers import broker_protocol as wire
-from taskharbor.drivers.contract import Driver, JobFilter
 from taskharbor.drivers.operations import OPERATIONS
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import given_fields
@@ -147,14 +146,6 @@ def mangled(rng: random.Random, data: bytes) -> bytes:
 
 
 # -- at random, with a look at the store ------------------------------------------------------------------------
-
-
-async def contents(driver: Driver) -> Any:
-    # Always at the same time: a job that comes due is no change.
-    page = await driver.list_jobs(JobFilter(), now=0, limit=100_000)
-    stats = await driver.stats(now=0)
-    log = await driver.read_attempts(limit=100_000)
-    return page.jobs, [(one.queue, one.settings, one.done_total) for one in stats], log.attempts
 
 
 class Fuzzed(Direct):

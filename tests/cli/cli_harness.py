@@ -22,10 +22,8 @@ def lease(client: Client) -> JobRecord:
     """The next job of the default queue, as worker w-1 holds it."""
 
     async def reserve() -> list[JobRecord]:
-        driver = client.driver
-        return await driver.reserve(
-            "default", limit=1, lease_for=60 * SECOND, now=await driver.time(), worker="w-1"
-        )
+        now = await client.driver.time()
+        return await client.driver.reserve("default", limit=1, lease_for=60 * SECOND, now=now, worker="w-1")
 
     (job,) = portal().call(reserve())
     return job

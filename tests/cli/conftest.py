@@ -17,9 +17,8 @@ from taskharbor.cli.root import root
 from taskharbor.client import Client
 from taskharbor.drivers.memory import MemoryDriver
 
-SEPARATE: dict[str, Any] = (
-    {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-)
+OPTIONS = inspect.signature(CliRunner).parameters.keys()
+SEPARATE: dict[str, Any] = dict.fromkeys({"mix_stderr"} & OPTIONS, False)
 """click before 8.2 mixes stderr into stdout unless told otherwise."""
 
 
@@ -57,9 +56,8 @@ def run() -> Run:
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A store in this process, which the commands find by TASKHARBOR_URL."""
-    url = "memory://cli-test"
-    monkeypatch.setenv("TASKHARBOR_URL", url)
-    yield url
+    monkeypatch.setenv("TASKHARBOR_URL", "memory://cli-test")
+    yield "memory://cli-test"
     MemoryDriver.drop("cli-test")
 
 

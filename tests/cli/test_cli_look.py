@@ -22,26 +22,20 @@ def some_jobs(client: Client) -> list[str]:
     return [dead, ready, later]
 
 
-def widest(text: str) -> int:
-    return max(len(line.rstrip()) for line in text.splitlines())
-
-
 @pytest.mark.parametrize("width", [60, 100])
-def test_tables_fit_and_show_whole_ids(
-    run: Run, some_jobs: list[str], width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    listing = run("list").stdout
-    dead = run("dlq", "list").stdout
-    assert [job_id for job_id in some_jobs if job_id not in listing] == []
+def test_tables_fit_and_show_whole_ids(run: Run, some_jobs: list[str], width: int) -> None:
+    def shown(*command: str) -> str:
+        return run(*command, env={"COLUMNS": str(width)}).stdout
+
+    listing, dead = shown("list"), shown("dlq", "list")
+    assert [part for part in (*some_jobs, "scheduled") if part not in listing] == []
     assert some_jobs[0] in dead
     assert "cancelled" not in listing
     # Errors and payloads above it are left to the terminal to wrap: they are there to be copied.
-    timeline = run("inspect", some_jobs[0]).stdout.partition("timeline")[2]
+    timeline = shown("inspect", some_jobs[0]).partition("timeline")[2]
     assert "ValueError: a" in timeline
-    shown = [listing, dead, run("stats").stdout, run("queues").stdout, timeline]
-    assert [widest(text) <= width for text in shown] == [True] * len(shown)
-    assert "scheduled" in listing
+    texts = [listing, dead, shown("stats"), shown("queues"), timeline]
+    assert [line for text in texts for line in text.splitlines() if len(line.rstrip()) > width] == []
 
 
 @pytest.mark.parametrize(
@@ -52,8 +46,7 @@ def test_tables_fit_and_show_whole_ids(
         (["--state", "dead", "--state", "scheduled"], [2, 0]),
         (["--queue", "a-queue-with-a-long-name-too"], [1]),
         (["--type", "later", "--type", "ready"], [2, 1]),
-        (["--key", "k"], [2]),
-        (["--key", "nobody"], []),
+        *((["--key", "k"], [2]), (["--key", "nobody"], [])),
     ],
 )
 def test_list_filters(run: Run, some_jobs: list[str], args: list[str], expected: list[int]) -> None:
@@ -67,8 +60,7 @@ def test_list_filters(run: Run, some_jobs: list[str], args: list[str], expected:
 
 def test_list_goes_on_with_a_cursor(run: Run, client: Client) -> None:
     ids = [one.id for one in client.enqueue_many(JobRequest(type="a") for _ in range(7))]
-    found: list[str] = []
-    more: list[str] = []
+    found, more = list[str](), list[str]()
     for _ in range(4):
         result = run("list", "--json", "--limit", "2", *more)
         found += [job["id"] for job in lines(result)]
@@ -118,26 +110,20 @@ def test_inspect_says_what_a_job_was_merged_into(run: Run, client: Client) -> No
     token = lease(client).token or ""
     second = client.enqueue(JobRequest(type="a", key="k")).id
     portal().call(client.driver.release(first, token, now=client.now()))
-    shown = run("inspect", second).stdout
-    assert "merged into" in shown
-    assert first in shown
+    assert [part for part in ("merged into", first) if part not in run("inspect", second).stdout] == []
 
 
 def test_stored_text_cannot_steer_the_terminal(run: Run, client: Client) -> None:
-    job_id = client.enqueue(
-        JobRequest(type="a", payload="\x1b[31mred\x07", headers={"h": "[bold]\x1b]0;title\x07"})
-    ).id
+    headers = {"h": "[bold]\x1b]0;title\x07"}
+    job_id = client.enqueue(JobRequest(type="a", payload="\x1b[31mred\x07", headers=headers)).id
     kill(client, job_id, "\x1b[2J[red]gone")
     for command in (["inspect", job_id], ["dlq", "list"], ["list"]):
-        shown = run(*command).stdout
-        assert "\x1b" not in shown
-        assert "\x07" not in shown
+        assert {"\x1b", "\x07"}.isdisjoint(run(*command).stdout)
     assert "[red]gone" in run("inspect", job_id).stdout
 
 
-def test_stats_counts_states_and_lag_once_or_again_and_again(
-    run: Run, client: Client, some_jobs: list[str]
-) -> None:
+def test_stats_once_or_again_and_again(run: Run, client: Client, some_jobs: list[str]) -> None:
+    """States and lag."""
     client.configure("default", QueueSettings(paused=True))
     assert "paused" in run("stats").stdout
     queues = {queue["queue"]: queue for queue in json.loads(run("stats", "--json").stdout)["queues"]}
@@ -153,8 +139,7 @@ def test_stats_counts_states_and_lag_once_or_again_and_again(
 
 def test_queues_pause_resume_limit_retention(run: Run, client: Client) -> None:
     run("queues", "pause", "a", "b")
-    assert client.settings("a").paused
-    assert client.settings("b").paused
+    assert [client.settings(queue).paused for queue in ("a", "b")] == [True, True]
     run("queues", "resume", "a")
     assert not client.settings("a").paused
     run("queues", "limit", "a", "--max-inflight", "4", "--failure-queue", "broken")
@@ -173,11 +158,8 @@ def test_cancel(run: Run, client: Client) -> None:
     waiting, running = (client.enqueue(JobRequest(type="a", priority=-n)).id for n in (1, 0))
     lease(client)
     said = run("cancel", waiting, running).stdout
-    assert f"{waiting} cancelled" in said
-    assert f"{running} is running" in said
+    assert [part for part in (f"{waiting} cancelled", f"{running} is running") if part not in said] == []
     assert client.get(waiting).state is JobState.CANCELLED
-    result = run("cancel", "nobody", waiting, "--json", code=1)
-    assert lines(result) == [
-        {"id": "nobody", "error": {"code": "job_not_found", "detail": str(JobNotFound("nobody"))}},
-        {"id": waiting, "state": "cancelled"},
-    ]
+    told = lines(run("cancel", "nobody", waiting, "--json", code=1))
+    error = {"code": "job_not_found", "detail": str(JobNotFound("nobody"))}
+    assert told == [{"id": "nobody", "error": error}, {"id": waiting, "state": "cancelled"}]

@@ -69,10 +69,11 @@ def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, ur
         (["inspect", "nobody"], 1, "JobNotFound", "no job with this id"),
         (["pipeline", "run", "--url", "sqlite:///missing.db"], 1, "NoStore", "missing.db"),
         (["enqueue", "greet", "not json"], 2, "BadInput", "not JSON"),
-        (["dlq", "requeue"], 2, "BadInput", "either ids, or a selection"),
-        (["dlq", "requeue", "id", "--all"], 2, "BadInput", "either ids, or a selection"),
-        (["queues", "limit", "a"], 2, "BadInput", "nothing to change"),
-        (["queues", "retention", "a"], 2, "BadInput", "nothing to change"),
+        *(
+            (["dlq", "requeue", *args], 2, "BadInput", "either ids, or a selection")
+            for args in ([], ["id", "--all"])
+        ),
+        *((["queues", name, "a"], 2, "BadInput", "nothing to change") for name in ("limit", "retention")),
         *((["pipeline", name, "--lake", "x"], 2, "BadInput", "no lake in x") for name in LAKE_COMMANDS),
         (["queues", "limit", "a", "--failure-queue", "a"], 2, "InvalidRequest", "own failure queue"),
         (["stats", "--url", "what"], 2, "InvalidRequest", "what"),
@@ -84,9 +85,9 @@ def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, ur
         (["enqueue", "greet", "--url", "sqlite:////nowhere/at/all.db"], 3, "BackendUnavailable", "/nowhere"),
     ],
 )
-def test_errors_in_json_with_their_exit_codes(
-    run: Run, url: str, tmp_path: Path, args: list[str], code: int, kind: str, said: str
-) -> None:
+@pytest.mark.usefixtures("url")
+def test_errors_in_json(run: Run, tmp_path: Path, args: list[str], code: int, kind: str, said: str) -> None:
+    """With their exit codes."""
     result = run(*args, "--json", code=code)
     error = json.loads(result.stderr)
     assert (error["kind"], result.stdout) == (kind, "")
@@ -94,14 +95,11 @@ def test_errors_in_json_with_their_exit_codes(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "command", [["list"], ["stats"], ["inspect", "x"], ["cancel", "x"], ["dlq", "list"], ["queues"]]
-)
-def test_looking_does_not_create_a_database(run: Run, tmp_path: Path, command: list[str]) -> None:
-    errors = run(*command, code=1).stderr
-    assert f"there is no taskharbor.db in {tmp_path}" in errors
-    assert "TASKHARBOR_URL" in errors
-    assert "there is no database other.db" in run(*command, "--url", "sqlite:///other.db", code=1).stderr
+@pytest.mark.parametrize("command", ["list", "stats", "inspect x", "cancel x", "dlq list", "queues"])
+def test_looking_does_not_create_a_database(run: Run, tmp_path: Path, command: str) -> None:
+    words, missing = command.split(), (f"there is no taskharbor.db in {tmp_path}", "TASKHARBOR_URL")
+    assert [part for part in missing if part not in run(*words, code=1).stderr] == []
+    assert "there is no database other.db" in run(*words, "--url", "sqlite:///other.db", code=1).stderr
     assert list(tmp_path.iterdir()) == []
 
 

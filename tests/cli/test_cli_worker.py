@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cli.cli_harness import Run
+from records import present
 from taskharbor.cli.worker import child_command
 from taskharbor.client import Client
 from taskharbor.jobs import JobRequest, JobState
@@ -68,19 +69,11 @@ def test_drains_the_apps_own_store_and_exits_with_0(run: Run, make_app: MakeApp)
     assert any("stopped after 3 executions" in message for message in messages)
 
 
-@pytest.mark.parametrize(
-    ("own", "args", "made"),
-    [
-        ("sqlite:///own.db", [], "own.db"),
-        ("sqlite:///own.db", ["--url", "sqlite:///given.db"], "given.db"),
-        ("", [], "environment.db"),
-    ],
-)
-def test_the_apps_url_beats_the_environment_but_not_the_command_line(
-    run: Run, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, own: str, args: list[str], made: str
-) -> None:
-    monkeypatch.setenv("TASKHARBOR_URL", "sqlite:///environment.db")
-    run("worker", make_app(own), "--until-empty", *args)
+@pytest.mark.parametrize("made", ["own.db", "given.db", "environment.db"])
+def test_the_apps_url_beats_the_environment_but_no_option(run: Run, make_app: MakeApp, made: str) -> None:
+    app = make_app("" if made == "environment.db" else "sqlite:///own.db")
+    args = ["--url", "sqlite:///given.db"] if made == "given.db" else []
+    run("worker", app, "--until-empty", *args, env={"TASKHARBOR_URL": "sqlite:///environment.db"})
     assert [path.name for path in Path().glob("*.db")] == [made]
 
 
@@ -100,9 +93,8 @@ def test_the_apps_url_beats_the_environment_but_not_the_command_line(
         ("import a_package_nobody_has", "{app}", "importing {app} failed: ModuleNotFoundError"),
     ],
 )
-def test_an_app_that_cannot_be_loaded_is_met_with_what_can_be_or_where(
-    run: Run, make_app: MakeApp, text: str, named: str, complaint: str
-) -> None:
+def test_no_app(run: Run, make_app: MakeApp, text: str, named: str, complaint: str) -> None:
+    """One that cannot be loaded is met with what can be, or with where it failed."""
     app = make_app(text=text)
     assert complaint.format(app=app) in run("worker", named.format(app=app), code=2).stderr
 
@@ -122,12 +114,9 @@ def test_bad_options_are_refused(run: Run, make_app: MakeApp, args: list[str], c
 
 def test_a_childs_command_line_takes_back_what_is_the_parents() -> None:
     argv = ["--url", "memory://", "worker", "--processes", "4", "--reload", "--health", "1", "--", "app"]
-    options = {"name": "w", "processes": 4}
-    assert child_command(argv, 3, 7, options)[3:] == [
-        *argv[:8],
-        *("--processes", "1", "--no-reload", "--health", "off", "--supervised", "7", "--name", "w-3"),
-        *argv[8:],
-    ]
+    own = ["--processes", "1", "--no-reload", "--health", "off", "--supervised", "7", "--name", "w-3"]
+    command = child_command(argv, 3, 7, {"name": "w", "processes": 4})
+    assert command[3:] == [*argv[:8], *own, *argv[8:]]
 
 
 # -- real processes ---------------------------------------------------------------------------------------------
@@ -135,26 +124,19 @@ def test_a_childs_command_line_takes_back_what_is_the_parents() -> None:
 
 @contextmanager
 def worker(*args: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "taskharbor", "worker", *args, "--log-format", "json"],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(timeout=30)
-        if process.stderr is not None:
-            process.stderr.close()
+    command = [sys.executable, "-m", "taskharbor", "worker", *args, "--log-format", "json"]
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, stdin=null, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def until(process: subprocess.Popen[str], part: str, times: int = 1) -> str:
     """Read the log until something was said so often; the last line that said it."""
-    assert process.stderr is not None
     seen = []
-    for line in process.stderr:
+    for line in present(process.stderr):
         seen.append(line)
         if part in line:
             times -= 1
@@ -186,9 +168,8 @@ def test_children_go_when_the_parent_is_killed(make_app: MakeApp) -> None:
         until(process, "serves", times=2)
         process.kill()
         process.wait(timeout=30)
-        assert process.stderr is not None
         # The children write to the same pipe: its end comes when the last of them is gone.
-        rest = process.stderr.read()
+        rest = present(process.stderr).read()
     assert rest.count("the parent process is gone") == 2
 
 
@@ -206,11 +187,8 @@ def test_an_app_that_changes_is_reloaded(make_app: MakeApp, tmp_path: Path) -> N
         assert process.wait(timeout=30) == 0
 
 
-@pytest.mark.parametrize(
-    ("command", "default"),
-    [("worker", "[default: the app's]"), ("spark-worker", "[default: $TASKHARBOR_URL, else the app's]")],
-)
-def test_the_help_names_the_store_that_is_used_without_a_url(run: Run, command: str, default: str) -> None:
+@pytest.mark.parametrize(("command", "first"), [("worker", ""), ("spark-worker", "$TASKHARBOR_URL, else ")])
+def test_the_help_names_the_store_that_is_used_without_a_url(run: Run, command: str, first: str) -> None:
     shown = run(command, "--help").stdout
-    assert default in " ".join(shown.split())
+    assert f"[default: {first}the app's]" in " ".join(shown.split())
     assert "sqlite:///taskharbor.db" not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,24 +28,15 @@ def job(job_id: str, state: JobState = JobState.DONE, **changes: Any) -> JobReco
     return make_record(job_id, **{"type": "send_mail", "state": state, **changes})
 
 
-def verdict(
-    jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None = None
-) -> demo.DemoVerdict:
-    ids = [one.id for one in jobs] if accepted is None else accepted
-    return demo.judge(ids, {one.id: one for one in jobs}, rows, {"c"})
+def verdict(jobs: list[JobRecord], rows: list[Attempt], accepted: Sequence[str] = ()) -> demo.DemoVerdict:
+    return demo.judge(accepted or [one.id for one in jobs], {one.id: one for one in jobs}, rows, {"c"})
 
 
 def test_all_is_well() -> None:
-    found = verdict(
-        [job("a"), job("b"), job("c", JobState.CANCELLED), job("d", JobState.DEAD, type="charge_card")],
-        [
-            row("a", 1, 5),
-            row("b", 1, 300, Outcome.EXPIRED),
-            row("b", 101, 110),
-            row("c", None, 7, Outcome.CANCELLED),
-            row("d", 1, 2, Outcome.DEAD),
-        ],
-    )
+    jobs = [job("a"), job("b"), job("c", JobState.CANCELLED), job("d", JobState.DEAD, type="charge_card")]
+    rows = [row("a", 1, 5), row("b", 1, 300, Outcome.EXPIRED), row("b", 101, 110)]
+    rows += [row("c", None, 7, Outcome.CANCELLED), row("d", 1, 2, Outcome.DEAD)]
+    found = verdict(jobs, rows)
     assert found.well
     assert (found.accepted, found.done, found.dead, found.cancelled, found.expired) == (4, 2, 1, 1, 1)
     assert found.executions == 4
@@ -53,17 +45,17 @@ def test_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("fault", "jobs", "rows", "accepted"),
     [
-        ("lost", [job("a", JobState.INFLIGHT)], [], None),
+        ("lost", [job("a", JobState.INFLIGHT)], [], []),
         ("lost", [], [], ["gone"]),
-        ("doubled", [job("a")], [row("a", 1, 5), row("a", 6, 7)], None),
-        ("unlogged", [job("a")], [], None),
-        ("unexpected", [job("a", JobState.DEAD)], [row("a", 1, 5, Outcome.DEAD)], None),
-        ("unexpected", [job("c")], [row("c", 1, 5)], None),
-        ("overlapping_leases", [job("a")], [row("a", 1, 50, Outcome.RETRIED), row("a", 49, 60)], None),
+        ("doubled", [job("a")], [row("a", 1, 5), row("a", 6, 7)], []),
+        ("unlogged", [job("a")], [], []),
+        ("unexpected", [job("a", JobState.DEAD)], [row("a", 1, 5, Outcome.DEAD)], []),
+        ("unexpected", [job("c")], [row("c", 1, 5)], []),
+        ("overlapping_leases", [job("a")], [row("a", 1, 50, Outcome.RETRIED), row("a", 49, 60)], []),
     ],
 )
 def test_every_fault_is_seen(
-    fault: str, jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None
+    fault: str, jobs: list[JobRecord], rows: list[Attempt], accepted: list[str]
 ) -> None:
     found = verdict(jobs, rows, accepted)
     assert getattr(found, fault) == 1

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from taskharbor import Cancel, Harbor, Job, JobState, JobTimeout, QueueSettings, Snooze, current_job
+from taskharbor import (
+    Cancel,
+    Harbor,
+    Job,
+    JobRequest,
+    JobState,
+    JobTimeout,
+    QueueSettings,
+    Snooze,
+    current_job,
+)
 from taskharbor.clock import FakeClock, SystemClock
 from taskharbor.errors import HandlerMissing, PayloadInvalid
 from taskharbor.middleware import Call
@@ -81,8 +91,7 @@ def clock() -> Iterator[FakeClock]:
 
 
 def test_order_is_priority_then_age_in_the_queues_asked_for() -> None:
-    note.enqueue("first")
-    note.enqueue("second")
+    note.enqueue_many([("first",), ("second",)])
     note.options(priority=5).enqueue("urgent")
     note.options(queue="b").enqueue("in b")
     assert drain(harbor, ["b"]).done == 1
@@ -140,13 +149,13 @@ def test_scheduled_jobs_and_retries_wait_unless_asked_for(clock: FakeClock) -> N
 
 def test_the_rules_of_a_worker_hold() -> None:
     harbor.enqueue("unheard_of", {"a": 1})
-    harbor.enqueue("note", {"what": 4})
+    harbor.client.enqueue(JobRequest(type="note", payload={"what": 4}))
     slow.enqueue()
     quitter.enqueue()
     report = drain(harbor)
     assert (report.dead, report.retried) == (2, 2)
-    expected = [HandlerMissing, PayloadInvalid, JobTimeout, asyncio.CancelledError]
-    assert [type(error) for error in report.errors] == expected
+    errors = [type(error) for error in report.errors]
+    assert errors == [HandlerMissing, PayloadInvalid, JobTimeout, asyncio.CancelledError]
     # A snooze and a discard are no errors.
     dozy.options(queue="other").enqueue()
     report = drain(harbor, ["other"], with_scheduled=True)

@@ -92,10 +92,9 @@ def test_run_inline_goes_through_the_codec_and_the_middleware(monkeypatch: pytes
 async def test_an_enqueue_runs_its_job_at_once_from_plain_code_and_from_a_coroutine() -> None:
     with inline(harbor):
         handle = add.enqueue(1, 2)
-        assert handle.state() is JobState.DONE
-        assert handle.result() == 3
-        assert [one.result() for one in add.enqueue_many([(1, 1), (2, 2)])] == [2, 4]
-        assert harbor.enqueue("add", {"a": 5, "b": 5}).result() == 10
+        assert (handle.state(), await handle.result_async()) == (JobState.DONE, 3)
+        assert [await one.result_async() for one in add.enqueue_many([(1, 1), (2, 2)])] == [2, 4]
+        assert await harbor.enqueue("add", {"a": 5, "b": 5}).result_async() == 10
         assert await (await double.enqueue_async(4)).result_async() == 8
         many = await double.enqueue_many_async([(1,), (2,)])
         assert [await one.result_async() for one in many] == [2, 4]
@@ -124,8 +123,8 @@ def test_jobs_enqueued_by_jobs_run_at_once_too() -> None:
     with inline(family):
         branch.enqueue()
         tree.enqueue()
-    assert seen[:2] == ["from a plain function", "branch"]
-    assert seen[2:] == ["from a coroutine", "from a coroutine, synchronously", "tree"]
+    later = ["from a coroutine", "from a coroutine, synchronously", "tree"]
+    assert seen == ["from a plain function", "branch", *later]
 
 
 def test_errors_come_out_of_the_enqueue_or_the_job_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,17 +162,14 @@ def test_inline_puts_everything_back() -> None:
     client, driver = harbor.client, harbor._driver
     with inline(harbor), inline(harbor, raise_errors=False):
         assert harbor.client is not client
-    assert harbor.client is client
-    assert harbor._driver is driver
-    assert harbor.clock is None
+    assert (harbor.client, harbor._driver, harbor.clock) == (client, driver, None)
 
 
 # -- memory_store: a private store for a while, then everything as it was ---------------------------------------------
 
 
 async def test_the_apps_own_store_clients_and_clock_come_back_untouched() -> None:
-    clock = FakeClock()
-    harbor = Harbor("memory://", clock=clock)
+    harbor = Harbor("memory://", clock=(clock := FakeClock()))
     harbor.enqueue("note")
     client, async_client, before = harbor.client, harbor.async_client(), SystemClock().now()
     with memory_store(harbor) as same:
@@ -185,9 +181,7 @@ async def test_the_apps_own_store_clients_and_clock_come_back_untouched() -> Non
         assert before <= harbor.clock.now() <= SystemClock().now()
         assert harbor.client.list_jobs().jobs == []
         harbor.enqueue("note")
-    assert harbor.client is client
-    assert harbor.async_client() is async_client
-    assert harbor.clock is clock
+    assert (harbor.client, harbor.async_client(), harbor.clock) == (client, async_client, clock)
     assert len(client.list_jobs().jobs) == 1
 
 
@@ -196,9 +190,8 @@ def test_they_come_back_after_an_error_too_and_are_not_opened_meanwhile() -> Non
         async def open(self) -> None:
             raise AssertionError("the app's own store was opened")
 
-    driver = NeverOpened()
+    driver, clock = NeverOpened(), FakeClock(1_000_000)
     harbor = Harbor(driver)
-    clock = FakeClock(1_000_000)
     with memory_store(harbor, clock=clock):
         harbor.enqueue("note")
         clock.advance(5)

@@ -108,13 +108,10 @@ def test_a_missing_app_is_explained(suite: pytest.Pytester, setting: str, compla
     result.stdout.fnmatch_lines([complaint])
 
 
-@pytest.mark.parametrize(
-    ("module", "unwanted"),
-    [
-        ("plugin", ["taskharbor.testing.inlining", "taskharbor.drivers.memory", "taskharbor_testkit"]),
-        ("inlining", ["pytest", "taskharbor_testkit"]),
-    ],
-)
+PLUGIN = ("plugin", ["taskharbor.testing.inlining", "taskharbor.drivers.memory", "taskharbor_testkit"])
+
+
+@pytest.mark.parametrize(("module", "unwanted"), [PLUGIN, ("inlining", ["pytest", "taskharbor_testkit"])])
 def test_imports_stay_where_they_are_needed(module: str, unwanted: list[str]) -> None:
     program = f"import sys, taskharbor.testing.{module}; assert sys.modules.keys().isdisjoint({unwanted})"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

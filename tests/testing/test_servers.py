@@ -17,23 +17,17 @@ from psycopg import generators
 from psycopg.rows import tuple_row
 
 from needing import need
-from taskharbor_testkit.servers import (
-    FaultProxy,
-    PgBouncer,
-    PostgresAt,
-    PostgresServer,
-    ServerMissing,
-    postgres_versions,
-    reaper,
-)
+from taskharbor_testkit.servers import PostgresAt, PostgresServer, ServerMissing, postgres_versions, reaper
 from taskharbor_testkit.servers.discovery import find_pgbouncer, find_postgres, find_redis, redis_versions
+from taskharbor_testkit.servers.postgres import PgBouncer
 from taskharbor_testkit.servers.process import ServerFailed
-from taskharbor_testkit.servers.proxy import Fault
+from taskharbor_testkit.servers.proxy import Fault, FaultProxy
 
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
+Session = psycopg.Connection[tuple[object, ...]]
 
 
-def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
+def connect(url: str) -> Session:
     return psycopg.connect(url, autocommit=True, connect_timeout=10, row_factory=tuple_row)
 
 
@@ -85,9 +79,7 @@ def test_installed_servers_are_ignored_on_request(monkeypatch: pytest.MonkeyPatc
         find_redis()
 
 
-def test_the_newest_is_started_and_settings_win(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newest_starts_and_settings_win(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = postgres_versions()
     oldest = min(versions)
     monkeypatch.delenv("TASKHARBOR_POSTGRES_BIN", raising=False)
@@ -111,12 +103,8 @@ def test_the_newest_is_started_and_settings_win(
 
 @pytest.mark.usefixtures("server")
 def test_a_server_does_not_outlive_an_owner_that_is_killed() -> None:
-    script = """
-from taskharbor_testkit.servers import PostgresServer
-server = PostgresServer.start()
-print(server.pid, server.data.parent, flush=True)
-input()
-"""
+    script = "from taskharbor_testkit.servers import PostgresServer; server = PostgresServer.start(); "
+    script += "print(server.pid, server.data.parent, flush=True); input()"
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -131,8 +119,7 @@ input()
 
 
 def test_what_a_killed_owner_was_about_to_remove_is_removed(tmp_path: Path) -> None:
-    emptied = tmp_path / "emptied"
-    emptied.mkdir()
+    (emptied := tmp_path / "emptied").mkdir()
     (emptied / "file").touch()
     reaper.main([f"{emptied}\t0\n", f"{tmp_path}/gone\t0\n"])
     assert not emptied.exists()
@@ -140,11 +127,8 @@ def test_what_a_killed_owner_was_about_to_remove_is_removed(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("server")
 def test_a_server_nobody_closed_ends_with_the_interpreter() -> None:
-    script = """
-from taskharbor_testkit.servers import shared_postgres
-assert shared_postgres() is shared_postgres()
-print(shared_postgres().data.parent)
-"""
+    script = "from taskharbor_testkit.servers import shared_postgres as shared; "
+    script += "assert shared() is shared(); print(shared().data.parent)"
     command = [sys.executable, "-W", "error", "-c", script]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
@@ -152,12 +136,10 @@ print(shared_postgres().data.parent)
 
 
 def test_missing_servers_skip_here_and_fail_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(pytest.fail.Exception, match="a submarine"):
-        need("a submarine")
-    monkeypatch.delenv("CI")
-    with pytest.raises(pytest.skip.Exception, match="a submarine"):
-        need("a submarine")
+    for ci, outcome in (("true", pytest.fail.Exception), ("", pytest.skip.Exception)):
+        monkeypatch.setenv("CI", ci)
+        with pytest.raises(outcome, match="a submarine"):
+            need("a submarine")
 
 
 # The proxy
@@ -237,9 +219,6 @@ def test_a_fault_is_for_the_nth_request_unless_disarmed(table: PostgresServer, p
     assert notes(table) == ["disarmed", "first", "unanswered"]
 
 
-Session = psycopg.Connection[tuple[object, ...]]
-
-
 def insert(connection: Session, note: str = "note") -> None:
     connection.execute("INSERT INTO notes VALUES (%s)", [note])
 
@@ -265,34 +244,23 @@ def insert_in_transaction(connection: Session) -> None:
 
 
 def copy(connection: Session, *, extended: bool = True) -> None:
-    server = connection.pgconn
-    command = b"COPY notes FROM STDIN"
+    server, command = connection.pgconn, b"COPY notes FROM STDIN"
     server.send_query_params(command, []) if extended else server.send_query(command)
     connection.wait(generators.execute(server))
     connection.wait(generators.copy_to(server, b"note\n"))
     connection.wait(generators.copy_end(server, None))
 
 
-@pytest.mark.parametrize(
-    ("act", "match", "faults"),
-    [
-        (insert, b"INTO notes", ["drop", "lose_answer"]),
-        (run_prepared, b"INTO notes", ["drop", "lose_answer"]),
-        (prepare_and_run, b"INTO notes", ["drop", "lose_answer"]),
-        (insert_in_transaction, b"COMMIT", ["drop", "lose_answer"]),
-        (copy, b"COPY notes", ["lose_answer"]),
-        (copy, b"note\n", ["lose_answer"]),
-        (partial(copy, extended=False), b"COPY notes", ["lose_answer"]),
-        (partial(copy, extended=False), b"note\n", ["lose_answer"]),
-    ],
-)
-def test_the_fate_of_a_request(
-    table: PostgresServer,
-    proxy: FaultProxy,
-    act: Callable[[Session], None],
-    match: bytes,
-    faults: list[Fault],
-) -> None:
+COPIES = [
+    (one, match) for one in (copy, partial(copy, extended=False)) for match in (b"COPY notes", b"note\n")
+]
+INSERTS = [(one, b"INTO notes") for one in (insert, run_prepared, prepare_and_run)]
+Act = Callable[[Session], None]
+
+
+@pytest.mark.parametrize(("act", "match"), [*INSERTS, (insert_in_transaction, b"COMMIT"), *COPIES])
+def test_the_fate_of_a_request(table: PostgresServer, proxy: FaultProxy, act: Act, match: bytes) -> None:
+    faults: list[Fault] = ["lose_answer"] if (act, match) in COPIES else ["drop", "lose_answer"]
     for fault in faults:
         with connect(proxy.url_for(table.url)) as connection:
             connection.pgconn.prepare(b"early", PREPARED)

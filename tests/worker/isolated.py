@@ -10,15 +10,28 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import taskharbor.signals as signals
+from records import present
 from taskharbor import JSON, Harbor, Job, current_job
 from taskharbor.drivers.memory import MemoryDriver
 
-harbor = Harbor(MemoryDriver(), backoff=(0, 0))
+
+@asynccontextmanager
+async def lifespan() -> AsyncIterator[dict[str, int]]:
+    """A resource of each process. Its end is noted in the file that the resource is told of."""
+    noted: dict[str, Any] = {"pid": os.getpid(), "opened": 1}
+    yield noted
+    if "file" in noted:
+        Path(noted["file"]).write_text(str(os.getpid()))
+
+
+harbor = Harbor(MemoryDriver(), backoff=(0, 0), lifespan=lifespan)
 log = logging.getLogger("worker.isolated")
 variable: ContextVar[str] = ContextVar("variable", default="clean")
 
@@ -160,8 +173,7 @@ async def tidy(started: str, tidied: str) -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        with open(tidied, "w") as file:
-            file.write(current_job().stop_reason or "")
+        Path(tidied).write_text(current_job().stop_reason or "")
 
 
 @once
@@ -210,10 +222,6 @@ def takes_job(job: Job) -> list[Any]:
     return [job.id, job.payload.decode(), job.type]
 
 
-class Holder:
-    def method(self, job: Job) -> None: ...
-
-
 @once
 def open_files() -> list[str]:
     links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
@@ -226,6 +234,16 @@ if os.environ.get("TASKHARBOR_TEST_SLOW_IMPORT"):
 
 @harbor.job(isolation="process", max_attempts=1, timeout=1.0)
 def quick_when_begun() -> float:
-    deadline = current_job().deadline
-    assert deadline is not None
-    return deadline.timestamp() - time.time()
+    return present(current_job().deadline).timestamp() - time.time()
+
+
+@once
+def resource(file: str) -> tuple[int, int]:
+    state = current_job().state
+    state["file"] = file
+    return os.getpid(), state["pid"]
+
+
+@once
+async def resource_async() -> tuple[int, int]:
+    return os.getpid(), current_job().state["pid"]

@@ -38,8 +38,7 @@ class Stage:
         return Stage(self.driver)
 
     async def enqueue(self, type: str = "work", payload: Any = None, **options: Any) -> str:
-        accepted = await self.client.enqueue(JobRequest(type=type, payload=payload, **options))
-        return accepted.id
+        return (await self.client.enqueue(JobRequest(type=type, payload=payload, **options))).id
 
     async def enqueue_many(self, count: int, type: str = "work", **options: Any) -> list[str]:
         requests = [JobRequest(type=type, payload=n, **options) for n in range(count)]
@@ -71,9 +70,6 @@ class Stage:
     async def pause(self, queue: str = "default") -> None:
         await self.client.configure(queue, QueueSettings(paused=True))
 
-    async def resume(self, queue: str = "default") -> None:
-        await self.client.configure(queue, QueueSettings())
-
     async def take_away(self, job_id: str, *, limit: int = 1000) -> int:
         """End the leases of the job's queue as if their time were over, without waiting for it; how many."""
         record = await self.get(job_id)
@@ -90,8 +86,7 @@ class Stage:
 
     async def drain(self, handler: Callable[[Job], Any] | None = None, **options: Any) -> Worker:
         """Run a worker until nothing is left to do."""
-        worker = self.worker(handler, until_empty=True, **options)
-        await finish(worker.run_async())
+        await finish((worker := self.worker(handler, until_empty=True, **options)).run_async())
         return worker
 
 
@@ -134,9 +129,8 @@ class Gate:
 
     def __init__(self, result: Any = None) -> None:
         self._began, self.go_on = threading.Event(), threading.Event()
-        self.calls = 0
+        self.calls, self._result = 0, result
         self.reasons: list[str | None] = []
-        self._result = result
 
     async def began(self) -> None:
         await eventually(self._began.is_set)
@@ -163,6 +157,13 @@ class Gate:
         assert job.wait_for_stop(PATIENCE)
         self.reasons.append(job.stop_reason)
         return "half of it"
+
+
+async def begun(worker: Worker, gate: Gate) -> asyncio.Task[None]:
+    """The worker's run, once a handler stands at the gate."""
+    task = asyncio.create_task(worker.run_async())
+    await gate.began()
+    return task
 
 
 async def never() -> NoReturn:

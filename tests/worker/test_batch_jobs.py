@@ -23,7 +23,7 @@ from taskharbor.batch_jobs import current_batch
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
-from worker.stage import PATIENCE, Gate, Stage, eventually, finish, never, running, stage
+from worker.stage import PATIENCE, Gate, Stage, begun, eventually, finish, never, running, stage
 
 AT_ONCE = FixedDelays([0])
 
@@ -36,12 +36,10 @@ class Order(msgspec.Struct):
 
 @pytest.fixture
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Driver:
-    match getattr(request, "param", "memory"):
-        case "postgres":
-            return connect(request.getfixturevalue("postgres_url"))
-        case "sqlite":
-            return connect(f"sqlite:///{tmp_path}/jobs.db")
-    return MemoryDriver()
+    if (kind := getattr(request, "param", "memory")) == "memory":
+        return MemoryDriver()
+    sqlite = f"sqlite:///{tmp_path}/jobs.db"
+    return connect(sqlite if kind == "sqlite" else request.getfixturevalue("postgres_url"))
 
 
 @pytest.fixture
@@ -67,8 +65,7 @@ def worker_of(harbor: Harbor, **options: Any) -> Worker:
 
 
 async def drain(harbor: Harbor, **options: Any) -> Worker:
-    worker = worker_of(harbor, until_empty=True, **options)
-    await finish(worker.run_async())
+    await finish((worker := worker_of(harbor, until_empty=True, **options)).run_async())
     return worker
 
 
@@ -83,11 +80,7 @@ def held_by(harbor: Harbor, gate: Gate, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("driver", "with_results"),
-    [
-        ("memory", True),
-        ("sqlite", True),
-        pytest.param("postgres", False, marks=pytest.mark.slow),
-    ],
+    [("memory", True), ("sqlite", True), pytest.param("postgres", False, marks=pytest.mark.slow)],
     indirect=["driver"],
 )
 async def test_thousands_of_jobs_go_into_few_calls(harbor: Harbor, here: Stage, with_results: bool) -> None:
@@ -99,11 +92,9 @@ async def test_thousands_of_jobs_go_into_few_calls(harbor: Harbor, here: Stage, 
         return orders["total"] if with_results else None
 
     handles = await price.enqueue_many_async([{"number": n, "total": n / 2} for n in range(5000)])
-    worker = await drain(harbor)
-    assert worker.outcomes == {Outcome.DONE: 5000}
+    assert (await drain(harbor)).outcomes == {Outcome.DONE: 5000}
     assert [len(table) for table in seen] == [2000, 2000, 1000]
-    columns = [("number", pa.int64()), ("total", pa.float64()), ("note", pa.string())]
-    assert seen[0].schema == pa.schema(columns)
+    assert seen[0].schema == pa.schema({"number": pa.int64(), "total": pa.float64(), "note": pa.string()})
     assert sorted(number for table in seen for number in table["number"].to_pylist()) == list(range(5000))
     assert await handles[7].result_async() == (3.5 if with_results else None)
     assert await here.outcomes(handles[4999].id) == [Outcome.DONE]
@@ -148,16 +139,12 @@ async def test_failed_rows_are_retried_alone_until_no_attempt_is_left(harbor: Ha
     assert await here.outcomes(handles[1].id) == [Outcome.DONE]
 
 
-MISMATCH = "OutcomesMismatch: the handler returned"
-TOO_LONG = "JobTimeout: the batch took longer than its timeout of 0.05 s"
-
-
 @pytest.mark.parametrize(
     ("returned", "error"),
     [
         (RuntimeError("not loaded"), "RuntimeError: not loaded"),
-        *(([1], MISMATCH), ({"a": 1}, MISMATCH), ("done", MISMATCH), (5, MISMATCH)),
-        (never, TOO_LONG),
+        *((wrong, "OutcomesMismatch: the handler returned") for wrong in ([1], {"a": 1}, "done", 5)),
+        (never, "JobTimeout: the batch took longer than its timeout of 0.05 s"),
     ],
 )
 async def test_a_failed_call_fails_its_rows(returned: Any, error: str, harbor: Harbor, here: Stage) -> None:
@@ -188,8 +175,8 @@ async def test_a_payload_that_does_not_fit_fails_alone(harbor: Harbor, here: Sta
     def price(orders: pa.Table) -> None:
         seen.extend(orders["number"].to_pylist())
 
-    payloads: list[Any] = [{"number": 1}, {"number": "one"}, [1, 2], {"number": 2**63}]
-    payloads.append({"number": 2, "unknown": True})
+    numbers: list[Any] = [{"number": number} for number in (1, "one", 2**63)]
+    payloads = [*numbers, [1, 2], {"number": 2, "unknown": True}]
     good, *bad, also_good = [await here.enqueue("price", payload) for payload in payloads]
     await drain(harbor)
     assert seen == [1, 2]
@@ -233,8 +220,7 @@ async def test_row_types_are_dataclasses_or_typed_dicts_and_columns_have_types(h
     def keep(batch: pa.Table) -> None:
         tables.append(batch)
 
-    job_columns: list[Any] = ["queue", "created_at", "fence"]
-    read = harbor.batch_job(row=Reading, type="read", job_columns=job_columns)(keep)
+    read = harbor.batch_job(row=Reading, type="read", job_columns=["queue", "created_at", "fence"])(keep)
     await read.enqueue_async(datetime(2030, 1, 1, tzinfo=UTC), [1.5])
     await drain(harbor)
     await harbor.batch_job(row=Named, type="name")(keep).enqueue_async(name="x", raw=b"\0")
@@ -260,13 +246,12 @@ async def test_batch_and_single_jobs_of_one_app_run_in_one_worker(harbor: Harbor
     await order.enqueue_many_async([(number,) for number in range(50)])
     unknown = await here.enqueue("nobody knows it")
     # The batches are there only once the single jobs have run: until_empty waits for both.
-    worker = await drain(harbor)
+    assert (await drain(harbor)).outcomes == {Outcome.DONE: 100}
     assert sorted(rows) == list(range(50))
-    assert worker.outcomes == {Outcome.DONE: 100}
     assert await here.state(unknown) is JobState.READY
     # And max_jobs counts both.
-    await price.enqueue_many_async([(number,) for number in range(30)])
-    await order.enqueue_many_async([(number,) for number in range(30)])
+    for job in (price, order):
+        await job.enqueue_many_async([(number,) for number in range(30)])
     bounded = worker_of(harbor, max_jobs=40)
     await finish(bounded.run_async())
     assert bounded.outcomes == {Outcome.DONE: 40}
@@ -307,9 +292,7 @@ async def test_a_graceful_stop_ends_the_call_and_gives_back_what_waits(harbor: H
     gate = Gate()
     price = held_by(harbor, gate, size=3)
     handles = await price.enqueue_many_async([(number,) for number in range(2)])
-    worker = worker_of(harbor)
-    task = asyncio.ensure_future(worker.run_async())
-    await gate.began()
+    task = await begun(worker := worker_of(harbor), gate)
     # There is room for one more, which waits for the call to end.
     late = await price.enqueue_async(9)
     await here.until(late.id, lambda job: job.state is JobState.INFLIGHT)
@@ -367,9 +350,9 @@ def test_a_batch_job_is_checked_when_it_is_declared_and_when_it_is_enqueued() ->
 
     def unannotated(batch) -> None: ...  # type: ignore[no-untyped-def]
 
-    def price(orders: pa.Table) -> int:
+    def price(orders: pa.Table) -> list[Any]:
         """Prices orders."""
-        return len(orders)
+        return [number * 2 if number else ValueError("zero") for number in orders["number"].to_pylist()]
 
     with pytest.raises(InvalidRequest, match=r"annotated pyarrow\.Table or pandas\.DataFrame"):
         harbor.batch_job(unannotated)
@@ -382,19 +365,11 @@ def test_a_batch_job_is_checked_when_it_is_declared_and_when_it_is_enqueued() ->
         declared.enqueue("one")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="declared already"):
         harbor.batch_job(price)
-    assert declared(pa.table({"number": [1, 2]})) == 2
+    assert declared(pa.table({"number": [1, 2]})) == [2, 4]
     assert (declared.__name__, declared.__doc__) == ("price", "Prices orders.")
-
-
-def test_a_batch_handler_also_runs_job_by_job_where_a_tool_does_that() -> None:
-    harbor = Harbor("memory://")
-
-    @harbor.batch_job(row=Order)
-    def price(orders: pa.Table) -> list[Any]:
-        return [number * 2 if number else ValueError("zero") for number in orders["number"].to_pylist()]
-
+    # It also runs job by job, where a tool does that.
     one_by_one = harbor.handlers["price"].function
-    assert one_by_one(Job(price.enqueue(21).record(), 0)) == 42
+    assert one_by_one(Job(declared.enqueue(21).record(), 0)) == 42
     with pytest.raises(ValueError, match="zero"):
-        one_by_one(Job(price.enqueue(0).record(), 0))
+        one_by_one(Job(declared.enqueue(0).record(), 0))
     harbor.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from worker.stage import eventually, running
 
 @pytest.fixture
 def worker() -> Worker:
-    return Worker("memory://", name="w")
+    return Worker("memory://", name="w", every_type=True)
 
 
 @pytest.fixture
@@ -29,21 +30,17 @@ def server(worker: Worker) -> Iterator[HealthServer]:
 
 
 def ask(server: HealthServer, method: str, path: str) -> tuple[int, dict[str, str], Any]:
-    connection = http.client.HTTPConnection(server.address, timeout=10)
-    try:
+    with closing(http.client.HTTPConnection(server.address, timeout=10)) as connection:
         connection.request(method, path)
         response = connection.getresponse()
         body = response.read()
         return response.status, dict(response.getheaders()), json.loads(body) if body else None
-    finally:
-        connection.close()
 
 
 async def test_a_worker_is_alive_then_ready_and_hides_its_store(server: HealthServer, worker: Worker) -> None:
     status, headers, document = ask(server, "GET", "/health")
     assert (status, document["status"]) == (200, "alive")
-    assert headers["Content-Type"] == "application/json"
-    assert headers["Server"] == "taskharbor"
+    assert (headers["Content-Type"], headers["Server"]) == ("application/json", "taskharbor")
     status, _, document = ask(server, "GET", "/ready?probe=1")
     assert (status, document["status"], document["held"]) == (503, "not ready", 0)
     async with running(worker):
@@ -65,10 +62,9 @@ def test_other_methods_and_paths_are_refused(server: HealthServer) -> None:
 
 
 def test_addresses() -> None:
-    assert parse_address("8080") == ("127.0.0.1", 8080)
-    assert parse_address(":8080") == ("127.0.0.1", 8080)
-    assert parse_address("localhost:1") == ("localhost", 1)
-    assert parse_address("[::1]:8080") == ("::1", 8080)
+    good = {"8080": ("127.0.0.1", 8080), ":8080": ("127.0.0.1", 8080), "[::1]:8080": ("::1", 8080)}
+    good["localhost:1"] = ("localhost", 1)
+    assert {text: parse_address(text) for text in good} == good
     assert parse_address("0.0.0.0:80", public=True) == ("0.0.0.0", 80)
     for bad in ("0.0.0.0:80", "example.com:80", "[::]:80", "x", "1.2.3.4", ":99999", "127.0.0.1:"):
         with pytest.raises(InvalidRequest):

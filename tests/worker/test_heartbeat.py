@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from records import present
-from taskharbor import Job, JobState, LeaseMismatch, Outcome
+from taskharbor import Job, JobState, LeaseMismatch, Outcome, QueueSettings
 from taskharbor.drivers.contract import Extension, Settlement
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
@@ -61,17 +61,16 @@ async def test_a_killed_workers_job_runs_again_within_a_second_of_its_leases_end
 
     async with stage(connect(url)) as here:
         job_id = await here.enqueue()
-        with subprocess.Popen(
-            [sys.executable, "-c", STUCK, url], stdout=subprocess.PIPE, text=True
-        ) as doomed:
+        command = [sys.executable, "-c", STUCK, url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as doomed:
             try:
                 assert await finish(asyncio.to_thread(present(doomed.stdout).readline)) == "began 1\n"
             finally:
                 doomed.kill()
         async with running(here.worker(survives, lease=1.0)):
             record = await here.ended(job_id)
-        assert (record.state, record.result) == (JobState.DONE, b'"fence 2"')
-        assert (record.stalls, record.attempts) == (1, 0)
+        ended = (record.state, record.result, record.stalls, record.attempts)
+        assert ended == (JobState.DONE, b'"fence 2"', 1, 0)
         first, second = await here.log(job_id)
         assert (first.outcome, second.outcome) == (Outcome.EXPIRED, Outcome.DONE)
         assert first.worker == "doomed"
@@ -117,7 +116,7 @@ async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
         assert await here.take_away(job_id) == 1
         # Before the queue goes on, or the old worker claims the job again.
         old._engines[0]._fetch.stop()
-        await here.resume()
+        await here.client.configure("default", QueueSettings())
         await here.drain(fresh)
         before = (await here.get(job_id), await here.log(job_id))
         gate.go_on.set()
@@ -145,8 +144,7 @@ async def test_a_cancel_request_reaches_the_handler(kind: str, here: Stage) -> N
         record = await here.ended(job_id)
     assert gate.reasons == ["cancelled"]
     # A handler that finishes all the same is done.
-    expected = Outcome.DONE if kind == "stubborn" else Outcome.CANCELLED
-    assert await here.outcomes(job_id) == [expected]
+    assert await here.outcomes(job_id) == [Outcome.DONE if kind == "stubborn" else Outcome.CANCELLED]
     assert record.result == (b'"too late to stop"' if kind == "stubborn" else None)
 
 
@@ -186,9 +184,7 @@ class RotatingDriver(MemoryDriver):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rotations = 0
-        self.mismatches = 0
-        self.is_slow = False
+        self.rotations, self.mismatches, self.is_slow = 0, 0, False
         self.go_on = threading.Event()
         self._stored: dict[str, str] = {}
         """The token that the store knows, by the one that we gave out."""
@@ -196,11 +192,9 @@ class RotatingDriver(MemoryDriver):
     def clone(self) -> Any:
         return self
 
-    async def extend_lease(
-        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
-    ) -> list[Lease | JobError]:
+    async def extend_lease(self, extensions: Sequence[Extension], **options: Any) -> list[Lease | JobError]:
         translated = [Extension(one.job_id, self._stored.get(one.token, one.token)) for one in extensions]
-        answers = await super().extend_lease(translated, lease_for=lease_for, now=now)
+        answers = await super().extend_lease(translated, **options)
         for at, answer in enumerate(answers):
             if isinstance(answer, Lease):
                 self.rotations += 1
@@ -252,8 +246,7 @@ async def test_an_outage_longer_than_the_lease_cancels_the_handler(troubled: Sta
         await gate.began()
         trouble.before = set(EVERYTHING)
         await eventually(lambda: gate.reasons == ["lease lost"])
-        lost = await troubled.get(job_id)
-        assert present(lost.expires_at_us) <= await troubled.client.now()
+        assert present((await troubled.get(job_id)).expires_at_us) <= await troubled.client.now()
         trouble.before = set()
         record = await troubled.ended(job_id)
     assert (record.result, record.stalls, record.attempts, record.fence) == (b'"second"', 1, 0, 2)

@@ -10,7 +10,7 @@ from taskharbor import InvalidRequest, Job, JobState, Outcome, Worker
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import TaskHarborError
-from worker.stage import PATIENCE, Gate, Stage, eventually, finish, running, stage
+from worker.stage import PATIENCE, Gate, Stage, begun, eventually, finish, running, stage
 
 
 async def nothing(job: Job) -> None: ...
@@ -43,8 +43,7 @@ async def test_a_worker_runs_once_at_a_time_and_drains_without_serving(here: Sta
         assert worker.snapshot()["serving"]
         worker.stop()
         await eventually(lambda: not worker.snapshot()["serving"])
-        assert worker.snapshot()["running"]
-        assert worker.snapshot()["held"] == 1
+        assert (worker.snapshot()["running"], worker.snapshot()["held"]) == (True, 1)
         gate.go_on.set()
         await eventually(lambda: not worker.snapshot()["running"])
 
@@ -62,8 +61,7 @@ async def test_a_stop_before_the_start_takes_no_job_and_holds_for_one_run(here: 
 async def test_max_jobs_takes_so_many_and_waits_for_the_last_however_long_it_takes(here: Stage) -> None:
     gate = Gate()
     ids = await here.enqueue_many(7)
-    task = asyncio.ensure_future(here.worker(gate.on_loop, max_jobs=5, grace=0.0).run_async())
-    await gate.began()
+    task = await begun(here.worker(gate.on_loop, max_jobs=5, grace=0.0), gate)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(task), 0.1)
     gate.go_on.set()
@@ -91,8 +89,8 @@ async def test_until_empty_serves_what_its_jobs_enqueue_and_leaves_what_is_not_f
     other = await here.enqueue("somebody else's")
     await here.drain(chain, queues=["default", "paused"], types=["work"])
     assert seen == [b"3", b"2", b"1", b"0"]
-    states = [await here.state(job_id) for job_id in (later, paused, other)]
-    assert states == [JobState.SCHEDULED, JobState.READY, JobState.READY]
+    assert await here.state(later) is JobState.SCHEDULED
+    assert [await here.state(job_id) for job_id in (paused, other)] == [JobState.READY] * 2
 
 
 async def test_until_empty_waits_for_what_another_worker_holds(here: Stage) -> None:
@@ -155,10 +153,8 @@ async def broken(*args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(
-    ("operation", "max_jobs"), [("reserve", None), ("settle", None), ("extend_lease", None), ("settle", 1)]
-)
-async def test_a_driver_that_breaks_ends_the_worker(operation: str, max_jobs: int | None) -> None:
+@pytest.mark.parametrize("operation", ["reserve", "settle", "extend_lease", "settle the last"])
+async def test_a_driver_that_breaks_ends_the_worker(operation: str) -> None:
     driver, go_on = MemoryDriver(), asyncio.Event()
 
     async def handler(job: Job) -> None:
@@ -167,17 +163,18 @@ async def test_a_driver_that_breaks_ends_the_worker(operation: str, max_jobs: in
     async with stage(driver.clone()) as here:
         await here.enqueue()
         # With all the time in the world: what broke cannot be waited for.
-        worker = Worker(driver, heartbeat=0.02, grace=100 * PATIENCE, max_jobs=max_jobs)
+        is_last = operation == "settle the last"
+        worker = Worker(driver, heartbeat=0.02, grace=100 * PATIENCE, max_jobs=1 if is_last else None)
         worker.register("work", handler)
-        setattr(driver, operation, broken)
+        setattr(driver, operation.removesuffix(" the last"), broken)
         task = asyncio.ensure_future(worker.run_async())
-        if max_jobs is not None:
+        if is_last:
             await eventually(lambda: worker.snapshot()["held"] == 1)
             # By then the fetch is over and the engine waits for the job, without a limit: a break must end that wait.
             for _ in range(20):
                 turn = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), worker._engines[0]._loop)
                 await asyncio.wrap_future(turn)
-        if operation == "settle":
+        if "settle" in operation:
             go_on.set()
         with pytest.raises(Bug):
             await finish(task)
@@ -186,18 +183,9 @@ async def test_a_driver_that_breaks_ends_the_worker(operation: str, max_jobs: in
 @pytest.mark.parametrize(
     "options",
     [
-        {"queues": []},
-        {"queues": "default"},
-        {"types": "work"},
-        {"concurrency": 0},
-        {"lease": 0.5},
-        {"lease": 10, "heartbeat": 6},
-        {"heartbeat": 0},
-        {"prefetch": -1},
-        {"batch": 0},
-        {"poll_interval": 0},
-        {"grace": -1},
-        {"max_jobs": 0},
+        *({"queues": []}, {"queues": "default"}, {"types": "work"}),
+        *({"lease": 0.5}, {"lease": 10, "heartbeat": 6}, {"grace": -1}, {"prefetch": -1}),
+        *({name: 0} for name in ("concurrency", "heartbeat", "batch", "poll_interval", "max_jobs")),
     ],
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import taskharbor.signals as signals
 from records import present
-from taskharbor import FixedDelays, Harbor, InvalidRequest, Job, JobState, Outcome, current_job
+from taskharbor import FixedDelays, Harbor, InvalidRequest, Job, JobRequest, JobState, Outcome, current_job
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.jobs import MAX_RESULT_BYTES, SECOND, to_micros
 from worker.stage import PATIENCE, Gate, Stage, eventually, never, running
@@ -28,25 +29,15 @@ def raising(error: BaseException | type[BaseException]) -> Callable[[Job], Any]:
     return handler
 
 
+UNUSUAL: tuple[type[BaseException], ...] = (ValueError, KeyboardInterrupt, StopAsyncIteration, TimeoutError)
+UNUSUAL += (asyncio.CancelledError, GeneratorExit, Abort)
 OUTCOMES: list[tuple[Callable[[Job], Any], Outcome, JobState, int, str | None]] = [
     (lambda job: {"seen": job.attempt}, Outcome.DONE, JobState.DONE, 0, None),
     (lambda job: "x" * (MAX_RESULT_BYTES + 1), Outcome.DONE, JobState.DONE, 0, None),
     (lambda job: sys.exit(7), Outcome.DEAD, JobState.DEAD, 1, "SystemExit: 7"),
-    (raising(ValueError), Outcome.DEAD, JobState.DEAD, 1, "ValueError"),
-    (
-        raising(OSError("no file caf\udce9\0")),
-        Outcome.DEAD,
-        JobState.DEAD,
-        1,
-        "OSError: no file caf\\udce9\\0",
-    ),
-    (raising(KeyboardInterrupt), Outcome.DEAD, JobState.DEAD, 1, "KeyboardInterrupt"),
-    (raising(Abort), Outcome.DEAD, JobState.DEAD, 1, "Abort"),
+    (raising(OSError("caf\udce9\0")), Outcome.DEAD, JobState.DEAD, 1, "OSError: caf\\udce9\\0"),
     (raising(StopIteration), Outcome.DEAD, JobState.DEAD, 1, "RuntimeError"),
-    (raising(StopAsyncIteration), Outcome.DEAD, JobState.DEAD, 1, "StopAsyncIteration"),
-    (raising(asyncio.CancelledError), Outcome.DEAD, JobState.DEAD, 1, "CancelledError"),
-    (raising(TimeoutError), Outcome.DEAD, JobState.DEAD, 1, "TimeoutError"),
-    (raising(GeneratorExit), Outcome.DEAD, JobState.DEAD, 1, "GeneratorExit"),
+    *((raising(error), Outcome.DEAD, JobState.DEAD, 1, error.__name__) for error in UNUSUAL),
     (raising(signals.Snooze(60)), Outcome.RELEASED, JobState.SCHEDULED, 0, None),
     (raising(signals.Cancel("old")), Outcome.CANCELLED, JobState.CANCELLED, 0, "Cancel: old"),
     (raising(signals.Unrecoverable("closed")), Outcome.DEAD, JobState.DEAD, 1, "Unrecoverable: closed"),
@@ -66,7 +57,10 @@ async def test_how_a_handler_ends_decides_and_never_harms_the_worker(here: Stage
 
     ids = await here.enqueue_many(len(OUTCOMES), max_attempts=1, timeout=PATIENCE)
     unknown = await here.enqueue("unheard of")
+    waits = await here.enqueue("of another app")
     await here.drain(on_loop if way == "loop" else on_thread)
+    assert {await here.state(waits), await here.state(unknown)} == {JobState.READY}
+    await here.drain(every_type=True)
     for job_id, (_, outcome, state, attempts, error) in zip(ids, OUTCOMES, strict=True):
         record = await here.get(job_id)
         assert (record.state, record.attempts, record.stalls) == (state, attempts, 0)
@@ -107,9 +101,8 @@ async def test_an_async_handler_is_cancelled_by_its_timeout_and_retried_as_usual
 
     last, job_id = [await here.enqueue(timeout=0.05, backoff=(0, 0), max_attempts=n) for n in (1, 2)]
     await here.drain(handler)
-    record = await here.get(last)
-    assert (record.state, record.attempts) == (JobState.DEAD, 1)
-    assert record.last_error == "JobTimeout: took longer than its timeout of 0.05 s"
+    record, error = await here.get(last), "JobTimeout: took longer than its timeout of 0.05 s"
+    assert (record.state, record.attempts, record.last_error) == (JobState.DEAD, 1, error)
     assert await here.outcomes(job_id) == [Outcome.RETRIED, Outcome.DONE]
 
 
@@ -210,7 +203,7 @@ def test_middleware_wraps_handlers_in_order_and_may_answer_fail_or_change_the_re
     async def double(n: int) -> Any:
         return 2 * n
 
-    invalid = harbor.enqueue("double", {"n": "x"})
+    invalid = harbor.client.enqueue(JobRequest(type="double", payload={"n": "x"}))
     handles = [double.enqueue(2), double.options(headers={"say": "cached"}).enqueue(4)]
     refused = double.options(headers={"say": "refuse"}).enqueue(5)
     harbor.worker(until_empty=True, concurrency=1).run()
@@ -219,3 +212,37 @@ def test_middleware_wraps_handlers_in_order_and_may_answer_fail_or_change_the_re
     # No middleware sees an invalid payload.
     assert invalid.state() is JobState.DEAD
     assert seen == ["outer: double 2", "inner: double 2", "outer: double 4", "outer: double 5"]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_worker_enters_the_lifespan_before_its_first_job_and_leaves_it_after_the_last(way: str) -> None:
+    seen: list[object] = []
+
+    @contextmanager
+    def pool() -> Iterator[str]:
+        seen.append("opened")
+        yield "the pool"
+        seen.append("closed")
+
+    @asynccontextmanager
+    async def async_pool() -> AsyncIterator[str]:
+        with pool() as opened:
+            yield opened
+
+    harbor = Harbor(MemoryDriver(), lifespan=pool if way == "sync" else async_pool)
+
+    @harbor.job
+    async def on_loop() -> None:
+        await asyncio.sleep(0)
+        seen.append(current_job().state)
+
+    @harbor.job
+    def on_thread() -> None:
+        seen.append(current_job().state)
+
+    on_loop.enqueue()
+    on_thread.enqueue()
+    harbor.worker(until_empty=True).run()
+    assert seen == ["opened", "the pool", "the pool", "closed"]
+    with pytest.raises(InvalidRequest, match="returns a context manager"):
+        Harbor("memory://", lifespan=dict).worker(every_type=True).run()  # type: ignore[arg-type]

@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 
 from records import present
-from taskharbor import Harbor, InvalidRequest, Job, JobHandle, JobState, Outcome, Worker
+from taskharbor import (
+    Harbor,
+    InvalidRequest,
+    Job,
+    JobHandle,
+    JobRequest,
+    JobState,
+    Outcome,
+    ResultNotKept,
+    Worker,
+)
 from taskharbor.client import Client
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.worker.processes import WorkerProcess
@@ -91,7 +101,7 @@ def test_handlers_run_on_the_main_thread_of_one_process_that_is_kept(harbor: Har
     not_kept = [isolated.echo.enqueue("x" * 1_000_000), isolated.without_form.enqueue()]
     callers = [isolated.who.enqueue() for _ in range(2)]
     async_callers = [isolated.who_async.enqueue() for _ in range(2)]
-    invalid = harbor.enqueue("add", {"a": "one"})
+    invalid = harbor.client.enqueue(JobRequest(type="add", payload={"a": "one"}))
     worker = harbor.worker(until_empty=True, concurrency=1)
     worker.register("raw", isolated.takes_job, isolation="process")
     with logged() as told:
@@ -102,7 +112,9 @@ def test_handlers_run_on_the_main_thread_of_one_process_that_is_kept(harbor: Har
     assert seen[:6] == [(os.getpid(), result) for result in results]
     assert raw.result(PATIENCE) == [raw.id, "[1,2]", "raw"]
     # That a result cannot be kept is no reason to do the work again.
-    assert [(one.state(), one.result(PATIENCE)) for one in not_kept] == [(JobState.DONE, None)] * 2
+    for one in not_kept:
+        with pytest.raises(ResultNotKept):
+            one.result(PATIENCE)
     assert told.count("is not kept") == 2
     assert last_error(invalid).startswith("PayloadInvalid")
     first, second = (caller.result(PATIENCE) for caller in callers)
@@ -112,24 +124,18 @@ def test_handlers_run_on_the_main_thread_of_one_process_that_is_kept(harbor: Har
     # What one job binds to a context variable, the next does not see.
     assert (thread, variable) == ("MainThread", "clean")
     first_async, second_async = (caller.result(PATIENCE) for caller in async_callers)
+    assert first_async == (first, second_async[1])
     assert first_async == second_async
-    assert first_async[0] == first
     assert not is_alive(pid)
 
 
 def test_an_error_keeps_its_type_message_and_traceback_and_a_signal_its_times(harbor: Harbor) -> None:
-    kinds = {
-        "custom": "Custom: of our own",
-        "exit": "SystemExit: 7",
-        "stop": "RuntimeError",
-        "keyboard": "KeyboardInterrupt",
-        "cancelled": "CancelledError",
-    }
+    kinds = {"custom": "Custom: of our own", "exit": "SystemExit: 7", "stop": "RuntimeError"}
+    kinds |= {"keyboard": "KeyboardInterrupt", "cancelled": "CancelledError"}
     cases = [(name, kind) for name in ("fail", "fail_async") for kind in kinds]
     handles = [harbor.enqueue(name, {"kind": kind}) for name, kind in cases]
-    retry, snooze, discard, declined = (
-        isolated.fail.enqueue(kind) for kind in ("retry", "snooze", "discard", "unrecoverable")
-    )
+    signals = ("retry", "snooze", "discard", "unrecoverable")
+    retry, snooze, discard, declined = map(isolated.fail.enqueue, signals)
     drain()
     for (name, kind), handle in zip(cases, handles, strict=True):
         assert handle.state() is JobState.DEAD, kind
@@ -139,8 +145,8 @@ def test_an_error_keeps_its_type_message_and_traceback_and_a_signal_its_times(ha
             assert "isolated.py" in "\n".join(trace), kind
         assert "child.py" not in "\n".join(trace), kind
     record = retry.record()
-    assert (record.state, record.attempts) == (JobState.SCHEDULED, 1)
-    assert record.last_error == "Retry: in an hour"
+    ended = (record.state, record.attempts, record.last_error)
+    assert ended == (JobState.SCHEDULED, 1, "Retry: in an hour")
     assert 3500 < (record.run_at - present(record.failed_at)).total_seconds() <= 3600
     record = snooze.record()
     assert (record.state, record.attempts, record.stalls) == (JobState.SCHEDULED, 0, 0)
@@ -166,11 +172,9 @@ async def test_a_job_can_be_asked_reports_progress_and_is_spared_terminal_signal
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
         go_on.touch()
-        numbers, headers, has_deadline, should_stop = await handle.result_async(PATIENCE)
-        assert numbers == (handle.id, 1, 1)
-        assert headers == {"trace": "abc"}
-        assert has_deadline
-        assert not should_stop
+        # Id, fence and attempt; headers; whether there is a deadline, and whether it should stop.
+        expected = ((handle.id, 1, 1), {"trace": "abc"}, True, False)
+        assert await handle.result_async(PATIENCE) == expected
 
 
 async def test_stop_requests_travel_both_ways(harbor: Harbor, tmp_path: Path) -> None:
@@ -230,26 +234,21 @@ def test_output_and_logs_come_through(capfd: pytest.CaptureFixture[str]) -> None
 # -- the end of a process -------------------------------------------------------------------------------------------
 
 
-def test_a_timeout_kills_and_does_not_count_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_timeout_kills_and_counts_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a job with a timeout shorter than that could never be done: every timeout ends the process it waited for."""
     monkeypatch.setenv("TASKHARBOR_TEST_SLOW_IMPORT", "1")
     spinning = isolated.spin.options(timeout=0.3).enqueue(str(tmp_path / "started"))
     quick, after = isolated.quick_when_begun.enqueue(), isolated.who.enqueue()
     drain()
-    record = spinning.record()
-    assert (record.state, record.attempts) == (JobState.DEAD, 1)
-    assert record.last_error == "JobTimeout: took longer than its timeout of 0.3 s"
+    record, error = spinning.record(), "JobTimeout: took longer than its timeout of 0.3 s"
+    assert (record.state, record.attempts, record.last_error) == (JobState.DEAD, 1, error)
     killed = int((tmp_path / "started").read_text())
     assert not is_alive(killed)
     assert after.result(PATIENCE)[0] != killed
     assert quick.result(PATIENCE) > 0
 
 
-async def test_a_cancel_request_kills_before_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancel_kills_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before: its next execution could begin beside it. Here the kill is slow to take effect."""
     kill = WorkerProcess.kill
 
@@ -272,10 +271,8 @@ async def test_a_cancel_request_kills_before_it_is_written(
 @pytest.mark.parametrize("name", ["tidy", "spin"])
 async def test_a_shutdown_lets_a_handler_clean_up_and_kills_a_busy_one(name: str, tmp_path: Path) -> None:
     started, tidied = tmp_path / "started", tmp_path / "tidied"
-    if name == "tidy":
-        handle = await isolated.tidy.enqueue_async(str(started), str(tidied))
-    else:
-        handle = await isolated.spin.enqueue_async(str(started))
+    arguments = {"started": str(started)} | ({"tidied": str(tidied)} if name == "tidy" else {})
+    handle = await isolated.harbor.enqueue_async(name, arguments)
     async with serving(grace=0.0) as worker:
         pid = await is_written(started)
         worker.stop()
@@ -334,8 +331,7 @@ def test_nothing_of_the_database_is_open_in_a_process(harbor: Harbor, tmp_path: 
     harbor.use(f"sqlite:///{tmp_path}/jobs.db")
     handle = isolated.open_files.enqueue()
     drain()
-    files = handle.result(PATIENCE)
-    assert files
+    assert (files := handle.result(PATIENCE))
     assert not [file for file in files if str(tmp_path) in file]
     harbor.close()
 
@@ -356,7 +352,7 @@ async def test_two_at_once_have_two_processes_and_both_end_with_the_worker(tmp_p
 
 
 def test_what_a_process_could_not_find_is_refused_before_work_begins() -> None:
-    handlers: list[Callable[..., Any]] = [isolated.Holder().method, isolated.harbor.job]
+    handlers: list[Callable[..., Any]] = [isolated.Rot13().encode, isolated.harbor.job]
     for handler in handlers:
         worker = Worker("memory://", until_empty=True)
         worker.register("work", handler, isolation="process")
@@ -386,21 +382,7 @@ def stay(how: str) -> None:
         pass
     sum(range(10**15))  # Keeps the interpreter to itself.
 """
-SUM = """
-if __name__ == "__main__":
-    handle = add.enqueue(2, 3)
-    harbor.worker(until_empty=True).run()
-    print(handle.result(30))
-"""
-ORPHANS = """
-if __name__ == "__main__":
-    stay.enqueue_many([("busy",), ("asleep",), ("in C",)])
-    harbor.worker().run()
-"""
-UNGUARDED = """
-add.enqueue(1, 2)
-harbor.worker(until_empty=True).run()
-"""
+GUARD = 'if __name__ == "__main__": '
 
 
 @pytest.fixture
@@ -415,16 +397,18 @@ def run_app(tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
 
 @pytest.mark.parametrize("command", [["my_app.py"], ["-m", "my_app"]], ids=["script", "module"])
 def test_handlers_of_the_main_module(command: list[str], run_app: Callable[..., Any]) -> None:
-    process = run_app(SUM, *command)
+    sums = "handle = add.enqueue(2, 3); harbor.worker(until_empty=True).run(); print(handle.result(30))"
+    process = run_app(GUARD + sums, *command)
     said, complained = process.communicate(timeout=PATIENCE * 4)
     assert (said.strip(), process.returncode) == ("5", 0), complained
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_processes_die_with_a_killed_worker(run_app: Callable[..., Any], tmp_path: Path) -> None:
-    worker = run_app(ORPHANS)
+    names = ("busy", "asleep", "in C")
+    worker = run_app(f"{GUARD}stay.enqueue_many([(name,) for name in {names}]); harbor.worker().run()")
     try:
-        pids = [await is_written(tmp_path / name) for name in ("busy", "asleep", "in C")]
+        pids = [await is_written(tmp_path / name) for name in names]
     finally:
         worker.kill()
         worker.communicate(timeout=PATIENCE)
@@ -433,7 +417,19 @@ async def test_processes_die_with_a_killed_worker(run_app: Callable[..., Any], t
 
 def test_a_script_does_not_enqueue_again_in_a_process(run_app: Callable[..., Any], tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
-    _, complained = run_app(UNGUARDED, "my_app.py", url).communicate(timeout=PATIENCE * 4)
+    unguarded = "add.enqueue(1, 2); harbor.worker(until_empty=True).run()"
+    _, complained = run_app(unguarded, "my_app.py", url).communicate(timeout=PATIENCE * 4)
     assert 'under `if __name__ == "__main__":`' in complained
     with Client(url) as client:
         assert len(client.list_jobs().jobs) == 1
+
+
+def test_a_process_enters_the_lifespan_of_its_app_once_and_leaves_it_at_the_end(
+    harbor: Harbor, tmp_path: Path
+) -> None:
+    handles = [isolated.resource.enqueue(str(tmp_path / "left")) for _ in range(2)]
+    other = isolated.resource_async.enqueue()
+    harbor.worker(until_empty=True, concurrency=1).run()
+    pids = {*handles[0].result(PATIENCE), *handles[1].result(PATIENCE), *other.result(PATIENCE)}
+    assert len(pids) == 1
+    assert (tmp_path / "left").read_text() == str(pids.pop())

@@ -19,12 +19,9 @@ from worker.stage import eventually, never
 class Bench:
     def __init__(self, handler: Callable[[Job], Any], concurrency: int = 2, chain: Any = None) -> None:
         self.left: list[Hold] = []
-        self.runner = Runner(
-            {"t": (Handler("t", handler), chain or recover(handler))},
-            concurrency=concurrency,
-            codecs=CodecRegistry(),
-            now=lambda: 5 * SECOND,
-        )
+        chains = {"t": (Handler("t", handler), chain or recover(handler))}
+        codecs = CodecRegistry()
+        self.runner = Runner(chains, concurrency=concurrency, codecs=codecs, now=lambda: 5 * SECOND)
         self.runner.finished = self.left.append
 
     def feed(self, count: int, *, name: str = "j") -> list[Hold]:

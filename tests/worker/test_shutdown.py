@@ -10,7 +10,18 @@ import pytest
 
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.memory import MemoryDriver
-from worker.stage import EVERYTHING, PATIENCE, Gate, Stage, Trouble, eventually, finish, logged, running
+from worker.stage import (
+    EVERYTHING,
+    PATIENCE,
+    Gate,
+    Stage,
+    Trouble,
+    begun,
+    eventually,
+    finish,
+    logged,
+    running,
+)
 
 
 async def untouched(here: Stage, *job_ids: str) -> bool:
@@ -23,9 +34,7 @@ async def untouched(here: Stage, *job_ids: str) -> bool:
 async def test_a_graceful_stop_finishes_what_runs_and_gives_back_what_waits(here: Stage) -> None:
     gate = Gate("finished")
     running_job, *waiting = await here.enqueue_many(4)
-    worker = here.worker(gate.on_loop, concurrency=1)
-    task = asyncio.ensure_future(worker.run_async())
-    await gate.began()
+    task = await begun(worker := here.worker(gate.on_loop, concurrency=1), gate)
     # Leased ahead, as after a spell of quick jobs.
     fetch = worker._engines[0]._fetch
     fetch._pace.per_second = 1e6
@@ -48,8 +57,7 @@ async def test_an_immediate_stop_cancels_handlers_and_gives_their_jobs_back(how:
     job_id = await here.enqueue()
     handler = gate.until_stopped if how == "a thread that heeds it" else gate.on_loop
     worker = here.worker(handler, grace=0.0 if how == "no grace" else PATIENCE)
-    task = asyncio.ensure_future(worker.run_async())
-    await gate.began()
+    task = await begun(worker, gate)
     if how == "cancel":
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -167,19 +175,16 @@ async def test_a_signal_in_the_middle_of_a_stop_does_not_lock_up(here: Stage) ->
 async def test_a_stop_during_an_outage_ends(stops: int, troubled: Stage, trouble: Trouble) -> None:
     gate = Gate("never written")
     job_id = await troubled.enqueue()
-    worker = troubled.worker(gate.on_loop, grace=0.2)
-    task = asyncio.ensure_future(worker.run_async())
-    await gate.began()
+    task = await begun(worker := troubled.worker(gate.on_loop, grace=0.2), gate)
     trouble.before = set(EVERYTHING)
     gate.go_on.set()
     await eventually(lambda: "settle" in trouble.refused)
-    worker.stop()
-    if stops == 2:
-        worker.stop(now=True)
+    for stop in range(stops):
+        worker.stop(now=stop == 1)
     with logged() as told:
         await finish(task)
     assert told.count("could not be written") == 1
-    assert (await troubled.get(job_id)).state is JobState.INFLIGHT
+    assert await troubled.state(job_id) is JobState.INFLIGHT
     assert await troubled.take_away(job_id) == 1
     assert (await troubled.get(job_id)).stalls == 1
 
@@ -187,10 +192,7 @@ async def test_a_stop_during_an_outage_ends(stops: int, troubled: Stage, trouble
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("how", ["never answered", "hangs"])
 async def test_a_stop_while_the_backend_is_away_ends(how: str, troubled: Stage, trouble: Trouble) -> None:
-    if how == "hangs":
-        trouble.hang = {"reserve"}
-    else:
-        trouble.before = {"open"}
+    trouble.hang, trouble.before = ({"reserve"}, set()) if how == "hangs" else (set(), {"open"})
     worker = troubled.worker(lambda job: None, grace=0.05)
     task = asyncio.ensure_future(worker.run_async())
     await eventually(lambda: trouble.hanging == 1 or len(trouble.refused) > 1)

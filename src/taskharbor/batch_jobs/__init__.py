@@ -222,9 +222,11 @@ def declare_batch_job(
         _job_by_job(call, harbor.codecs),
         retry=options.get("retry"),
         on_invalid=options.get("on_invalid", "dead"),
+        max_result_bytes=options.get("max_result_bytes", harbor.max_result_bytes),
         batch=call,
     )
-    return BatchJobType(harbor, handler, harbor.remember(handler, options), Any)
+    declared: BatchJobType[P] = harbor.remember(BatchJobType, handler, options, Any)
+    return declared
 
 
 def _library(type: str, function: Callable[[Any], Any]) -> str:

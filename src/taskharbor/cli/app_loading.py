@@ -18,8 +18,11 @@ USUAL_NAMES = ("harbor", "app")
 _DECLARATION = re.compile(r"^(\w+)\s*(?::[^=]+)?=\s*(?:\w+\.)?Harbor\(", re.MULTILINE)
 
 
-def load_app(reference: str) -> Harbor:
-    """`jobs:harbor`, `package.jobs:harbor`, or `jobs` for its `harbor` or `app`. The current folder comes first."""
+def load_app(reference: str, *modules: str) -> Harbor:
+    """Import an app, the modules that it names and these.
+
+    An app is `jobs:harbor`, `package.jobs:harbor`, or `jobs` for its `harbor` or `app`. The current folder comes first.
+    """
     put_current_folder_first()
     name, colon, attribute = reference.partition(":")
     if name.endswith(".py") or "/" in name:
@@ -40,6 +43,12 @@ def load_app(reference: str) -> Harbor:
         attribute = usual[0]
     found = getattr(module, attribute, None)
     if isinstance(found, Harbor):
+        for one in modules:
+            _import(one)
+        try:
+            found.load()
+        except Exception as error:
+            raise _broken(f"a module of {reference}", error) from error
         return found
     hint = f"it has {', '.join(f'{name}:{one}' for one in apps)}" if apps else _candidates_hint()
     if found is None:

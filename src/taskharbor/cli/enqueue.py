@@ -105,7 +105,7 @@ def enqueue(
     fields = {name: value for name, value in options.items() if name in JobRequest.__struct_fields__}
     fields |= {"update": _flags(options), "headers": opt.parse_pairs(options["headers"], "--header") or None}
     with opt.open_client(settings, creating=True) as client:
-        accepted = client.enqueue(JobRequest(type=type, payload=decoded, **fields))
+        (accepted,) = client.enqueue_batch([JobRequest(type=type, payload=decoded, **fields)])
     _print_ids([accepted], settings)
     if accepted.existed and not settings.json:
         click.echo("it was there already (same key or idempotency key)", err=True)

@@ -125,7 +125,9 @@ OFF = "off"
     "finished; a second one: at once.",
 )
 @click.argument("app", metavar="MODULE[:APP]")
+@click.argument("modules", metavar="[MODULE]...", nargs=-1)
 @opt.worker_options
+@flag("--every-type", "Claim jobs of every type. One that the app does not declare is dead.")
 @option("--heartbeat", opt.duration, "Between renewals.  [default: a third of the lease]")
 @option("--name", "NAME", "The worker's name.  [default: host, pid, noise]")
 @option("--processes", click.IntRange(1, 256), "Worker processes.", 1)
@@ -135,14 +137,14 @@ OFF = "off"
 @opt.log_options
 @option("--supervised", int, "Status pipe of the parent; stdin closes with it.", hidden=True)
 def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
-    """Run jobs of the app that MODULE:APP names (`jobs:harbor`)."""
+    """Run jobs of the app that MODULE:APP names (`jobs:harbor`). More modules that declare its jobs may follow."""
     from taskharbor.worker.logs import set_up_logs
 
     set_up_logs(options["log_level"], options["log_format"])
     put_current_folder_first()
     if options["processes"] > 1 or options["reload"]:
         return _supervise(settings, app, options)
-    harbor = _app(settings, app)
+    harbor = _app(settings, app, options["modules"])
     one = harbor.worker(**opt.chosen_options(options))
     supervised = options["supervised"]
     if supervised is None:
@@ -156,8 +158,8 @@ def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
     return None
 
 
-def _app(settings: Invocation, reference: str) -> Harbor:
-    harbor = load_app(reference)
+def _app(settings: Invocation, reference: str, modules: Iterable[str]) -> Harbor:
+    harbor = load_app(reference, *modules)
     if settings.url_is_explicit:
         harbor.use(settings.url)
     return harbor
@@ -199,7 +201,7 @@ def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
         # Not imported here: the parent must outlive an app that cannot be imported at the moment.
         _banner(None, label, options, options["queues"])
     else:
-        harbor = _app(settings, app)
+        harbor = _app(settings, app, options["modules"])
         if not harbor.driver().capabilities.multi_process:
             hint = "leave out --processes, or use a store like sqlite:///jobs.db"
             said = "this store lives in one process; several would not see each other's jobs"

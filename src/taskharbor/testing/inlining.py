@@ -16,11 +16,13 @@ from taskharbor.client import AsyncClient, Client
 from taskharbor.clock import Clock, FakeClock, SystemClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.records import Enqueued
+from taskharbor.handle import kept_result
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord, JobState, Micros
 from taskharbor.requests import RecordBuilder
 from taskharbor.testing import assertions, draining
 from taskharbor.testing.draining import call, error_of, run_here, run_next
+from taskharbor.worker.decide import encode_result
 
 LIMIT = 1000
 
@@ -73,7 +75,8 @@ async def run_inline_async(job_type: JobType[P, R], *args: P.args, **kwargs: P.k
     if error is not None:
         raise error
     codec = harbor.codecs.get(record.codec)
-    result: R = codec.decode(codec.encode(outcome), job_type._result_type)
+    encoded = encode_result(job_type.handler, leased, outcome, harbor.codecs)
+    result: R = kept_result(codec, leased, encoded, job_type._result_type)
     return result
 
 
@@ -98,7 +101,6 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
         return call
 
     class InlineClient(Client):
-        enqueue = then_run(Client.enqueue)
         enqueue_batch = then_run(Client.enqueue_batch)
         enqueue_many = then_run(Client.enqueue_many)
         enqueue_like = then_run(Client.enqueue_like)

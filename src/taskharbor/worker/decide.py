@@ -10,16 +10,17 @@ from types import TracebackType
 from typing import Any
 
 import taskharbor.signals as signals
-from taskharbor.codec import CodecRegistry
+from taskharbor.codec import CodecRegistry, NotKept
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import HandlerMissing, PayloadInvalid, RemoteError
 from taskharbor.handlers import Handler
-from taskharbor.jobs import LATEST, MAX_RESULT_BYTES, Failure, JobRecord, Micros
+from taskharbor.jobs import LATEST, Failure, JobRecord, Micros
 from taskharbor.middleware import PayloadRejected, Raised
 from taskharbor.retry import retry_delay
 
 log = logging.getLogger("taskharbor.worker")
 
+_LONGEST_REASON = 500
 _OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -35,7 +36,7 @@ def decide(
     assert token is not None
     if not isinstance(outcome, Raised):
         try:
-            return Ack(record.id, token, encode_result(record, outcome, codecs))
+            return Ack(record.id, token, encode_result(handler, record, outcome, codecs))
         except NotAwaited as unfinished:
             error: BaseException = unfinished
     else:
@@ -96,22 +97,26 @@ def _is_own(trace: TracebackType) -> bool:
     return file.startswith(_OWN_CODE) or file.endswith(("asyncio/timeouts.py", "asyncio\\timeouts.py"))
 
 
-def encode_result(record: JobRecord, result: Any, codecs: CodecRegistry) -> bytes | None:
-    """The result in the record's codec; None where there is none, or none that can be kept."""
+def encode_result(handler: Handler, record: JobRecord, result: Any, codecs: CodecRegistry) -> bytes | None:
+    """The result in the record's codec. None stands for none. One that cannot be kept becomes the reason."""
     if result is None:
         return None
+    if isinstance(result, NotKept):  # From a process of its own.
+        return result.encode()
     try:
         encoded = codecs.get(record.codec).encode(result)
-        if len(encoded) <= MAX_RESULT_BYTES:
+        if len(encoded) <= handler.max_result_bytes:
             return encoded
-        misfit = f"{len(encoded)} bytes, at most {MAX_RESULT_BYTES}"
+        reason = (
+            f"it has {len(encoded)} bytes, and at most {handler.max_result_bytes} are kept (max_result_bytes)"
+        )
     except Exception as error:
         if inspect.iscoroutine(result):
             result.close()
             raise NotAwaited(
                 f"the handler of {record.type} returned a coroutine nobody awaited: make it 'async def'"
             ) from None
-        misfit = str(error)
+        reason = str(error).replace("the payload", "it")[:_LONGEST_REASON]
     # The work is done: a result that cannot be kept is no reason to do it again.
-    log.warning("the result of %s %s is not kept: %s", record.type, record.id, misfit)
-    return None
+    log.warning("the result of %s %s is not kept: %s", record.type, record.id, reason)
+    return NotKept(reason).encode()

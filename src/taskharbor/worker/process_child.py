@@ -27,7 +27,7 @@ from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler
 from taskharbor.jobs import Failure, JobRecord, Micros
-from taskharbor.middleware import Call, Job, Raised, function_call, set_current_job, validate
+from taskharbor.middleware import Call, Job, Raised, entered, function_call, set_current_job, validate
 from taskharbor.signals import Cancel, HandlerSignal, Retry, Snooze, Unrecoverable, find_signal
 from taskharbor.worker.decide import describe, encode_result
 
@@ -109,6 +109,7 @@ class Wanted(NamedTuple):
     module: str
     name: str
     takes_job: bool
+    max_result_bytes: int
 
 
 class Orders(NamedTuple):
@@ -132,7 +133,13 @@ def find(wanted: Wanted) -> Handler:
             )
     declared = getattr(found, "handler", None)  # A JobType stands where its function stood.
     function = declared.function if isinstance(declared, Handler) else found
-    return Handler(wanted.type, function, arguments=None if wanted.takes_job else Arguments(function))
+    return Handler(
+        wanted.type,
+        function,
+        arguments=None if wanted.takes_job else Arguments(function),
+        max_result_bytes=wanted.max_result_bytes,
+        lifespan=declared.lifespan if isinstance(declared, Handler) else None,
+    )
 
 
 def main(connection: Connection, orders: Orders) -> None:
@@ -180,6 +187,7 @@ class Child:
                 self._handlers[wanted.type] = (handler, call)
             except BaseException as error:  # Only the jobs of this one type suffer.
                 self._handlers[wanted.type] = _threw(error)
+        self._runner.run(self._enter_lifespan())
         self._send(Ready())
         while (job := self._jobs.get()) is not None:
             outcome = self._execute(job)
@@ -189,7 +197,37 @@ class Child:
                 # The worker must not wait for an answer that it cannot hear: a handler may have closed the connection.
                 _end_group()
             del job
+        self._runner.run(self._leave_lifespan())
         self._runner.close()
+
+    # -- the app's lifespan ------------------------------------------------------------------------------------
+
+    async def _enter_lifespan(self) -> None:
+        """One task enters and leaves it, as a task group inside it requires. The contexts of jobs are copies of that task's."""
+        found = [one[0].lifespan for one in self._handlers.values() if not isinstance(one, Threw)]
+        lifespan = next((one for one in found if one is not None), None)
+        opened, self._leaving = asyncio.Event(), asyncio.Event()
+
+        async def live() -> None:
+            async with entered(lifespan):
+                opened.set()
+                await self._leaving.wait()
+
+        loop = asyncio.get_running_loop()
+        self._lifespan = loop.create_task(live(), context=self._clean_context)
+        entering = loop.create_task(opened.wait())
+        await asyncio.wait([self._lifespan, entering], return_when=asyncio.FIRST_COMPLETED)
+        if not opened.is_set():
+            entering.cancel()
+            error = self._lifespan.exception()
+            assert error is not None
+            self._handlers = dict.fromkeys(self._handlers, _threw(error))
+
+    async def _leave_lifespan(self) -> None:
+        self._leaving.set()
+        await asyncio.wait([self._lifespan])
+        if error := self._lifespan.exception():
+            logging.getLogger("taskharbor.worker").error("the lifespan failed at its end", exc_info=error)
 
     # -- the worker's messages --------------------------------------------------------------------------------
 
@@ -231,7 +269,7 @@ class Child:
             if isinstance(found, Threw):
                 return found
             self._send(Began())
-            return Returned(encode_result(job.record, self._call(*found, job), self._codecs))
+            return Returned(encode_result(found[0], job.record, self._call(*found, job), self._codecs))
         except BaseException as error:
             return _threw(error)
         finally:

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.codec import JSON, MSGPACK, CodecRegistry
+from taskharbor.codec import JSON, MSGPACK, CodecRegistry, decode_result
 from taskharbor.errors import InvalidRequest, RemoteError, WorkerProcessDied
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
@@ -130,7 +130,7 @@ class ProcessPool:
         if isinstance(ended, Threw):
             raise _as_exception(ended)
         # Decoded, so that middleware sees what a handler in this process would have given it.
-        return None if ended.result is None else self._codecs.get(job.record.codec).decode(ended.result)
+        return decode_result(self._codecs.get(job.record.codec), ended.result)
 
 
 class NotBegun(WorkerProcessDied):
@@ -343,7 +343,9 @@ def _as_exception(threw: Threw) -> Exception:
 def _wanted(handler: Handler) -> process_child.Wanted:
     """The path by which the child finds the handler. Checked in the parent, which can report a mistake."""
     assert handler.location is not None
-    wanted = process_child.Wanted(handler.type, *handler.location, takes_job=handler.arguments is None)
+    wanted = process_child.Wanted(
+        handler.type, *handler.location, handler.arguments is None, handler.max_result_bytes
+    )
     if process_child.find(wanted).function is not handler.function:
         raise InvalidRequest(
             f"{handler.type!r} runs in a process of its own, but {wanted.module}.{wanted.name} is not its "

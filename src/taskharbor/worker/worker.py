@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -30,9 +30,10 @@ from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import check, listed
 from taskharbor.errors import InvalidRequest
-from taskharbor.handlers import Handler, Isolation, OnInvalid
+from taskharbor.handle import refuse_in_loop
+from taskharbor.handlers import Handler, Isolation, Lifespan, OnInvalid
 from taskharbor.jobs import SECOND, Outcome
-from taskharbor.middleware import Call, Job, Middleware, chain, function_call
+from taskharbor.middleware import Call, Job, Middleware, chain, entered, function_call
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.backend_loop import Engine
 from taskharbor.worker.fetch import Allowance, Assignment, Outage, WorkerConfig
@@ -77,13 +78,38 @@ async def run_together(engines: Sequence[Engine]) -> None:
     await asyncio.gather(*running)
 
 
+class WorkerOptions(TypedDict, total=False):
+    """Options of `Worker` and of `harbor.worker(...)`."""
+
+    queues: Sequence[str]
+    types: Sequence[str] | None
+    every_type: bool
+    concurrency: int
+    lease: timedelta | float
+    heartbeat: float | None
+    poll_interval: float
+    prefetch: int
+    batch: int | None
+    grace: float
+    until_empty: bool
+    max_jobs: int | None
+    max_seconds: float | None
+    name: str | None
+    middleware: Sequence[Middleware]
+    codecs: CodecRegistry | None
+    clock: Clock | None
+    rng: Random | None
+    lifespan: Lifespan | None
+
+
 class Worker:
     """Leases jobs, runs their handlers, writes how they ended.
 
-    `concurrency` bounds what runs at once; `lease` seconds after a worker's death its jobs run elsewhere; `grace` is
-    how long a graceful stop waits for handlers. `types` restricts what is claimed; without it, a job of a type
-    nobody registered goes to the dead letters with that reason. A worker with batch handlers claims only the types
-    it knows.
+    `concurrency` bounds what runs at once; `lease` seconds after a worker's death its jobs run elsewhere; `grace` is how long a
+    graceful stop waits for handlers. A worker claims the types that it has handlers for; a job of another type waits for a worker
+    that knows it. `types` restricts the claims further. With `every_type` the worker claims all jobs of its queues, and one
+    without a handler is dead with that reason; a worker with batch handlers claims only the types it knows even so. `lifespan` is
+    entered before the first job and left after the last.
     """
 
     def __init__(
@@ -92,6 +118,7 @@ class Worker:
         *,
         queues: Sequence[str] = ("default",),
         types: Sequence[str] | None = None,
+        every_type: bool = False,
         concurrency: int = 20,
         lease: timedelta | float = 15.0,
         heartbeat: float | None = None,
@@ -107,7 +134,10 @@ class Worker:
         codecs: CodecRegistry | None = None,
         clock: Clock | None = None,
         rng: Random | None = None,
+        lifespan: Lifespan | None = None,
     ) -> None:
+        if every_type and types is not None:
+            raise InvalidRequest(f"types={list(types)!r} and every_type: give one of them")
         seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
         beat = seconds / 3 if heartbeat is None else heartbeat
         if seconds < SHORTEST_LEASE:
@@ -133,6 +163,8 @@ class Worker:
         for queue in self.config.queues:
             # Refused here, and not when the first claim is made.
             check(Reserve(queue, 1, self.config.lease_us, 0, self.config.name, list(types or ())))
+        self._every_type = every_type
+        self._lifespan = lifespan
         self._middleware = list(middleware)
         self._codecs = codecs or CodecRegistry()
         self._clock = clock
@@ -170,7 +202,9 @@ class Worker:
         self.add_handler(Handler(type, handler, isolation=isolation, retry=retry, on_invalid=on_invalid))
 
     def add_handler(self, handler: Handler) -> None:
-        """Add a handler that is made already."""
+        """Add a handler that is made already. It is refused while the worker runs: its claims name the types."""
+        if self._is_running:
+            raise InvalidRequest(f"worker {self.name} is running: register {handler.type!r} before it starts")
         if handler.type in self._handlers:
             raise InvalidRequest(f"a handler for {handler.type!r} is registered already")
         self._handlers[handler.type] = handler
@@ -192,11 +226,24 @@ class Worker:
 
     def run(self) -> None:
         """Work until stopped. SIGINT or SIGTERM: gracefully; a second one: at once."""
+        refuse_in_loop("worker.run()", "await worker.run_async()")
         with self._interrupts(), tuned_interpreter():
             asyncio.run(self.run_async())
 
     async def run_async(self) -> None:
-        """Work until stopped, with handlers on the calling event loop and the backend on a thread."""
+        """Work until stopped, with handlers on the calling event loop and the backend on a thread.
+
+        Raises:
+            InvalidRequest: The worker has no handlers.
+        """
+        if not self._handlers and not self._every_type:
+            raise InvalidRequest(
+                "this worker has no handlers, so there is nothing that it could run: register one, or declare jobs on an app"
+            )
+        async with entered(self._lifespan):
+            await self._run_async()
+
+    async def _run_async(self) -> None:
         ended: Future[None] = Future()
         ended.set_running_or_notify_cancel()
 
@@ -244,7 +291,10 @@ class Worker:
         try:
             isolated = [handler for handler in handlers if handler.isolation == "process"]
             self._processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
-            shares = list(share_out(self.config, handlers))
+            config = self.config
+            if config.types is None and not self._every_type:
+                config = msgspec.structs.replace(config, types=tuple(self._handlers))
+            shares = list(share_out(config, handlers))
             most = self.config.max_jobs
             shared = None if most is None else Allowance(most, is_shared=len(shares) > 1)
             assignments: list[Assignment] = []

@@ -58,7 +58,7 @@ _AFTER_CANCEL = 15.0
 _SHIP = " (executors import the app themselves: ship it with --py-files or SparkContext.addPyFile)"
 
 
-class WorkerOptions(TypedDict, total=False):
+class ExecutorOptions(TypedDict, total=False):
     """Settings of each worker, as `Worker` takes them."""
 
     queues: list[str]
@@ -150,7 +150,7 @@ def run_on_executors(
     stop: threading.Event | None = None,
     progress: Callable[[Progress], None] | None = None,
     started: Callable[[str, int], None] | None = None,
-    **options: Unpack[WorkerOptions],
+    **options: Unpack[ExecutorOptions],
 ) -> DrainSummary:
     """Run the workers of an app (`module:harbor`) inside Spark tasks, until their bounds are reached or they are stopped.
 
@@ -164,7 +164,7 @@ def run_on_executors(
 
 class _WorkerRun:
     def __init__(
-        self, spark: SparkSession, app: str, url: str | None, workers: int | None, options: WorkerOptions
+        self, spark: SparkSession, app: str, url: str | None, workers: int | None, options: ExecutorOptions
     ) -> None:
         """Check app, store and options, so that a mistake is reported before an executor starts."""
         try:

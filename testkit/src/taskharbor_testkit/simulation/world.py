@@ -118,6 +118,7 @@ class World:
             name=process.name,
             clock=BackendClock(driver.time, process.loops[1].monotonic_us),
             rng=self._chance,
+            every_type=True,
             **plan.options,
         )
         Handlers(process, self.ledger, self.scheduler).register(worker, self._retry)
