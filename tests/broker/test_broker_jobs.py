@@ -20,26 +20,6 @@ def outcomes(results: list[dict[str, Any]], field: str) -> list[Any]:
     return [one["error"]["code"] if "error" in one else one[field] for one in results]
 
 
-def test_the_life_of_a_job_as_the_original_protocol_tells_it(client: Client, clock: FakeClock) -> None:
-    """Submit, claim by type, heartbeat and complete by the worker's name; completedTotal counts it."""
-    asked = {"type": "email:send", "payload": {"to": "user@example.com"}, "maxAttempts": 3}
-    submitted = client.post("/v1/jobs", asked)
-    assert (submitted.status, submitted.body["existed"]) == (201, False)
-    assert client.claim(workerId="worker-1", types=["other"]) == []
-    (job,) = client.claim(workerId="worker-1", types=["email:send"])
-    assert job["payload"] == {"to": "user@example.com"}
-    assert (job["state"], job["worker"], job["max_attempts"]) == ("inflight", "worker-1", 3)
-    clock.advance(5)
-    held = client.ok("POST", f"/v1/jobs/{job['id']}/heartbeat", {"workerId": "worker-1"})
-    assert held["expires_at"] > job["expires_at"]
-    assert client.post(f"/v1/jobs/{job['id']}/complete", {"workerId": "worker-2"}).status == 409
-    client.ok("POST", f"/v1/jobs/{job['id']}/complete", {"workerId": "worker-1"})
-    stats = client.ok("GET", "/v1/stats")
-    assert (stats["completedTotal"], stats["queues"][0]["completedTotal"]) == (1, 1)
-    assert client.job(job["id"])["state"] == "done"
-    assert client.ok("GET", "/v1/time")["microseconds"] == clock.now()
-
-
 def test_every_option_of_a_job_is_kept_and_a_listed_job_can_be_sent_again(client: Client) -> None:
     asked = {
         **{"queue": "q", "run_at": "2030-01-02T03:04:05.678901+01:00", "timeout_seconds": 1.5},
@@ -58,10 +38,24 @@ def test_every_option_of_a_job_is_kept_and_a_listed_job_can_be_sent_again(client
     assert client.job(again)["state"] == "scheduled"
 
 
+def test_a_job_without_a_payload_has_an_empty_one_and_a_listed_one_does_not_lose_its_own(
+    client: Client,
+) -> None:
+    assert client.job(client.submit())["payload"] == {}
+    job_id = client.submit(key="k", payload=1)
+    for listed in client.jobs():
+        assert client.post("/v1/jobs", listed).refusal == (422, "invalid_request")
+    assert client.job(job_id)["payload"] == 1
+    empty = client.submit(payload_base64="", codec="msgpack")
+    sent = client.post("/v1/jobs", client.job(empty))
+    assert client.job(sent.body["id"])["payload_base64"] == ""
+
+
 def test_a_job_that_exists_is_not_stored_again_but_may_be_changed(client: Client) -> None:
     first, second = [client.post("/v1/jobs", {"type": "a", "idempotency_key": "k"}) for _ in range(2)]
     assert (first.status, second.status) == (201, 200)
-    assert second.body == {"id": first.body["id"], "existed": True}
+    job_id = first.body["id"]
+    assert second.body == {"id": job_id, "jobId": job_id, "existed": True}
     job_id = client.submit(key="k", payload=1)
     for change, payload in (({"update": {"payload": False}}, 1), ({}, 2)):
         assert client.submit(key="k", payload=2, **change) == job_id
@@ -129,7 +123,7 @@ def test_a_job_comes_back_at_a_time_of_ones_own_spent_or_not(client: Client, clo
     clock.advance(10)
     (job,) = client.claim()
     assert (job["attempts"], job["stalls"], job["fence"]) == (0, 0, 2)
-    client.ok("POST", f"/v1/jobs/{job['id']}/release", {"worker": "everybody"})
+    client.act(job, "release")
     (job,) = client.claim()
     assert client.act(job, "retry", error="busy", delay_seconds=90)["applied"] == "retry"
     clock.advance(89)
@@ -142,11 +136,11 @@ def test_a_job_comes_back_at_a_time_of_ones_own_spent_or_not(client: Client, clo
 
 def test_each_heartbeat_and_each_end_in_a_batch_stands_for_itself(client: Client, clock: FakeClock) -> None:
     client.ok("POST", "/v1/jobs", {"jobs": [{"type": "t"}] * 5})
-    jobs = client.claim(limit=5, worker="w", lease_seconds=10)
+    jobs = client.claim(limit=5, lease_seconds=10)
     done, failed, retried, lost, released = [{"id": job["id"], "token": job["token"]} for job in jobs]
     clock.advance(5)
-    by_name = {"id": released["id"], "workerId": "w"}
-    beats = [done, failed, retried, {**lost, "token": "stale"}, by_name, {"id": "unknown", "workerId": "w"}]
+    unknown = {"id": "unknown", "token": "x"}
+    beats = [done, failed, retried, {**lost, "token": "stale"}, released, {"id": "unknown", "workerId": "w"}]
     results = client.ok("POST", "/v1/jobs/heartbeat", {"jobs": beats, "lease_seconds": 10})["results"]
     tokens = [one["token"] for one in (done, failed, retried)]
     assert outcomes(results, "token") == [*tokens, "lease_mismatch", released["token"], "job_not_found"]
@@ -157,9 +151,9 @@ def test_each_heartbeat_and_each_end_in_a_batch_stands_for_itself(client: Client
         {"action": "fail", **failed, "error": "x", "retryable": False},
         {"action": "retry", **retried, "error": "x", "delay_seconds": 5},
         {"action": "complete", **lost},
-        {"action": "release", **by_name},
-        {"action": "fail", "id": "unknown", "token": "x"},
-        {"action": "discard", "id": "unknown", "workerId": "w"},
+        {"action": "release", **released},
+        {"action": "fail", **unknown},
+        {"action": "discard", **unknown},
     ]
     results = client.ok("POST", "/v1/jobs/settle", {"settlements": ends})["results"]
     assert outcomes(results, "applied") == [
@@ -175,7 +169,7 @@ def test_every_refusal_has_its_code(client: Client, clock: FakeClock) -> None:
     path = f"/v1/jobs/{job_id}"
     answers = [client.post(f"{path}/complete", {"token": "x"}), client.post(f"{path}/requeue")]
     (job,) = client.claim(lease_seconds=10)
-    answers += [client.post(f"{path}/complete", {proof: "x"}) for proof in ("token", "worker")]
+    answers += [client.post(f"{path}/complete", {proof: "x"}) for proof in ("token", "workerId")]
     clock.advance(10)
     answers += [client.post(f"{path}/heartbeat", {"token": job["token"]})]
     (job,) = client.claim()
@@ -267,6 +261,9 @@ def test_an_operator_requeues_cancels_and_purges(client: Client) -> None:
         ({"type": "t", "run_at": "2030-01-01T00:00:00"}, "run_at"),
         ({"type": "t", "run_at": "2030-01-01T00:00:00Z", "delay_seconds": 1}, "delay"),
         ({"type": "t", "update": {}}, "key"),
+        ({"type": "t", "max_attempts": 0}, "max_attempts"),
+        ({"type": "t", "maxAttempts": 0}, "maxAttempts"),
+        ({"jobs": [{"type": "t", "key": "k", "attempts": 0}]}, "`attempts`, as a listing shows it"),
         ({"type": "t", "payload": 1, "payload_base64": ""}, "payload"),
         ({"type": "t", "payload": 1, "codec": "msgpack"}, "base64"),
         ({"type": "t", "headers": {"a": "x" * 9000}}, "headers"),

@@ -70,7 +70,8 @@ def sample(kind: inspect.Type, name: str, is_wanted: Callable[[], bool] = lambda
             fields = {
                 field.encode_name: sample(field.type, field.encode_name, is_wanted)
                 for field in kind.fields
-                if field.required or is_wanted()
+                # A job with fields of a listing and without a payload is refused.
+                if field.required or field.encode_name == "payload" or is_wanted()
             }
             tag = {} if kind.tag_field is None else {kind.tag_field: kind.tag}
             return list(fields.values()) if kind.array_like else {**tag, **fields}

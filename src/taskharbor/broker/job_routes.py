@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -106,7 +106,7 @@ _many = msgspec.json.Decoder(models.NewJobs).decode
     tag="produce",
     scope="produce",
     bodies=(models.NewJob, models.NewJobs),
-    answers=dict.fromkeys((201, 200), (models.Submitted, models.SubmittedJobs)),
+    answers=dict.fromkeys((201, 200), (models.SubmittedJob, models.SubmittedJobs)),
     still_holds=lambda answer, now: True,
 )
 async def submit(call: RouteCall) -> Reply:
@@ -119,7 +119,9 @@ async def submit(call: RouteCall) -> Reply:
     records = _builder.build(await in_turns(_request(job, call) for job in jobs), now)
     accepted = await call.service.driver.run(Enqueue(records, now, new_ids=True))
     status = 200 if all(one.existed for one in accepted) else 201
-    return Reply(status, accepted[0] if is_single else {"jobs": accepted})
+    if is_single:
+        return Reply(status, models.model_of(models.SubmittedJob, accepted[0], job_id=accepted[0].id))
+    return Reply(status, {"jobs": accepted})
 
 
 def _request(job: models.NewJob, call: RouteCall) -> JobRequest:
@@ -129,7 +131,7 @@ def _request(job: models.NewJob, call: RouteCall) -> JobRequest:
             hint="encode it yourself and send the bytes as payload_base64",
         )
     payload = _content(job.payload, job.payload_base64, call, MAX_PAYLOAD_BYTES, "payload")
-    return models.job_request(job, EncodedPayload(b"null" if payload is None else payload))
+    return models.job_request(job, EncodedPayload(b"{}" if payload is None else payload))
 
 
 # -- claiming -----------------------------------------------------------------------------------------------
@@ -137,15 +139,34 @@ def _request(job: models.NewJob, call: RouteCall) -> JobRequest:
 _WORK: dict[str, Any] = {"tag": "work", "scope": "work"}
 
 
-def _are_still_leased(claimed: models.ClaimedJobs, now: Micros) -> bool:
+Claimed: TypeAlias = models.ClaimedJobs | models.OriginalJob | models.NoOriginalJob
+_claim = msgspec.json.Decoder(models.ClaimRequest).decode
+_original_claim = msgspec.json.Decoder(models.OriginalClaim).decode
+
+
+def _are_still_leased(claimed: Claimed, now: Micros) -> bool:
     """Return True if the leases of an answer are still valid. An empty answer holds nothing: a repeated request wants jobs."""
-    ends = [job.expires_at for job in claimed.jobs]
+    ends = [getattr(job, "expires_at", None) for job in getattr(claimed, "jobs", [claimed])]
     return bool(ends) and all(end is not None and end > to_datetime(now) for end in ends)
 
 
-@route("POST", "/v1/jobs/claim", bodies=(models.ClaimRequest,), still_holds=_are_still_leased, **_WORK)
-async def claim(call: RouteCall) -> models.ClaimedJobs:
+@route(
+    "POST",
+    "/v1/jobs/claim",
+    bodies=(models.ClaimRequest, models.OriginalClaim),
+    answers={200: get_args(Claimed)},
+    still_holds=_are_still_leased,
+    **_WORK,
+)
+async def claim(call: RouteCall) -> Claimed:
     """Lease runnable jobs; with wait_seconds, wait until there is one."""
+    is_original = "workerId" in decoded(_fields, call.body)
+    if is_original:
+        asked: models.OriginalClaim = decoded(_original_claim, call.body)
+        worker = _original_worker(call, asked.worker_id)
+        call.body = models.ClaimRequest(worker=worker, types=asked.types)
+    else:
+        call.body = decoded(_claim, call.body)
     if call.body.wait_seconds <= 0:
         records = await _reserve(call)
     else:
@@ -156,7 +177,15 @@ async def claim(call: RouteCall) -> models.ClaimedJobs:
                 unused = [Release(record.id, record.token or "") for record in records]
                 await call.service.driver.settle(unused, now=call.service.now())
                 raise ClientGone
+    if is_original:
+        return models.original_claim(records)
     return models.ClaimedJobs([models.claimed_job(record) for record in records])
+
+
+def _original_worker(call: RouteCall, worker_id: str) -> str:
+    """Return the name that the store keeps of a worker of the original protocol. It begins with the name of the access token, so
+    that the id proves nothing under another token, nor for a job that was claimed otherwise."""
+    return f"{call.caller.name}/{worker_id}"
 
 
 async def _reserve(call: RouteCall) -> list[JobRecord]:
@@ -166,7 +195,7 @@ async def _reserve(call: RouteCall) -> list[JobRecord]:
         limit=wanted.limit,
         lease_for=round(wanted.lease_seconds * SECOND),
         now=call.service.now(),
-        worker=wanted.worker_name or call.caller.name,
+        worker=wanted.worker or call.caller.name,
         types=wanted.types,
     )
 
@@ -191,6 +220,7 @@ async def _wait_for_jobs(call: RouteCall, left: asyncio.Future[Any]) -> list[Job
 # -- heartbeats and settlements -----------------------------------------------------------------------------
 
 Change: TypeAlias = Extension | Settlement
+Proof: TypeAlias = models.LeaseProof | models.HolderProof
 _NO_LEASE = "none"
 """A token for a job that is not inflight. The driver then returns the right error, whatever the token."""
 
@@ -223,7 +253,7 @@ def _settled(settlement: Any) -> models.SettledJob:
 
 async def _change(
     call: RouteCall,
-    requests: Sequence[tuple[str, models.LeaseProof]],
+    requests: Sequence[tuple[str, Proof]],
     now: Micros,
     run: Callable[[list[Any]], Awaitable[Sequence[Any]]],
 ) -> list[tuple[Change | JobError, Any]]:
@@ -240,9 +270,9 @@ async def _change(
 
 
 def _change_of(
-    job_id: str, asked: models.LeaseProof, record: JobRecord | None, now: Micros, call: RouteCall
+    job_id: str, asked: Proof, record: JobRecord | None, now: Micros, call: RouteCall
 ) -> Change | JobError:
-    token = _token_of(job_id, asked, record)
+    token = asked.token if asked.token is not None else _token_of(job_id, asked, record, call)
     if isinstance(token, JobError):
         return token
     if isinstance(asked, models.Heartbeat):
@@ -270,24 +300,22 @@ def _change_of(
     return RetryAt(job_id, token, min(run_at, LATEST), attempts, failure)
 
 
-def _token_of(job_id: str, proof: models.LeaseProof, record: JobRecord | None) -> str | JobError:
-    """The token to act under. The record is looked at only where the caller gave no token.
+def _token_of(
+    job_id: str, proof: models.HolderProof, record: JobRecord | None, call: RouteCall
+) -> str | JobError:
+    """The token to act under, for a caller that gave none.
 
-    A worker's name, as the original protocol has it, is the weaker proof: a worker that lost a job and claimed it again under
-    the same name is taken for the one it was.
+    A worker's id, as the original protocol has it, is the weaker proof: a worker that lost a job and claimed it again under
+    the same id is taken for the one it was.
     """
-    if proof.token is not None:
-        return proof.token
-    if proof.worker_name is None:
-        raise invalid(
-            "the request does not say who holds the job",
-            hint="send the token that the claim gave, or the worker's name as worker",
-        )
+    if proof.worker_id is None:
+        hint = "send the token that the claim gave"
+        raise invalid("the request does not say who holds the job", hint=hint)
     if record is None:
         return JobNotFound(job_id)
     if record.token is None:
         return _NO_LEASE
-    return record.token if record.worker == proof.worker_name else LeaseMismatch(job_id)
+    return record.token if record.worker == _original_worker(call, proof.worker_id) else LeaseMismatch(job_id)
 
 
 def _when(asked: models.RunAtRequest, now: Micros) -> Micros | None:

@@ -5,8 +5,8 @@ Models take their fields from the records (`taskharbor.jobs`, `taskharbor.driver
 out only what differs. Nothing here needs a web framework.
 
 Request models refuse unknown fields: a misspelt option that is silently left out is found much later. Names in camelCase are
-those of the original broker protocol, beside ours. A lease token is only in the answer of a claim or a heartbeat: whoever has
-it can end the job.
+those of the original broker protocol, whose clients call the same paths. A lease token is only in the answer of a claim or a
+heartbeat: whoever has it can end the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from taskharbor.drivers.records import Enqueued, JobFilter, QueueSettings, Queue
 from taskharbor.errors import InvalidRequest, JobError
 from taskharbor.jobs import (
     LATEST,
+    MAX_TRIES,
     SECOND,
+    WAITING_STATES,
     Attempt,
     JobRecord,
     JobRequest,
@@ -34,7 +36,6 @@ from taskharbor.jobs import (
     Lease,
     Micros,
     Name,
-    Tries,
     UpdateFlags,
     to_datetime,
     to_micros,
@@ -54,6 +55,9 @@ Backoff: TypeAlias = tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(g
 LeaseSeconds: TypeAlias = Annotated[float, Meta(ge=0.001, le=86_400, description="How long the lease holds.")]
 AnyJSON: TypeAlias = msgspec.Raw | UnsetType
 Ignored: TypeAlias = Annotated[AnyJSON, Meta(description="Ignored: only the store decides on it.")]
+MaxAttempts: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TRIES)]
+WorkerId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
+"""Shorter than a name: the store keeps it after the name of the access token."""
 MAX_PAGE = 1000
 PageLimit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 DEFAULT_LEASE_SECONDS = 30.0
@@ -181,6 +185,12 @@ class Submitted(msgspec.Struct):
     """The job that will do the work: a new one, or one that was there already."""
 
 
+class SubmittedJob(Submitted, kw_only=True):
+    """The answer for a single job. `jobId` is the id in the words of the original protocol."""
+
+    job_id: str = msgspec.field(name="jobId")
+
+
 class SubmittedJobs(msgspec.Struct):
     """One for each job that was sent, in that order."""
 
@@ -213,6 +223,18 @@ class ClaimedJobs(msgspec.Struct):
     jobs: list[ClaimedJob]
 
 
+class OriginalJob(ClaimedJob, kw_only=True):
+    """The job of a claim in the original protocol."""
+
+    job_id: str = msgspec.field(name="jobId")
+
+
+class NoOriginalJob(msgspec.Struct):
+    """Nothing was runnable for a claim in the original protocol."""
+
+    job_id: None = msgspec.field(default=None, name="jobId")
+
+
 class JobViewPage(msgspec.Struct):
     """Newest accepted first. `cursor` leads to the next page; null when nothing follows."""
 
@@ -237,6 +259,13 @@ def claimed_job(record: JobRecord) -> ClaimedJob:
     return _job_view(ClaimedJob, record, True, token=record.token)
 
 
+def original_claim(records: Sequence[JobRecord]) -> OriginalJob | NoOriginalJob:
+    """Make the answer of a claim in the original protocol."""
+    if not records:
+        return NoOriginalJob()
+    return _job_view(OriginalJob, records[0], True, token=records[0].token, job_id=records[0].id)
+
+
 def _job_view(model: type[J], record: JobRecord, has_contents: bool, **more: Any) -> J:
     more["timeout_seconds"] = record.timeout_us / SECOND if record.timeout_us else None
     more["backoff_seconds"] = (record.backoff_min_us / SECOND, record.backoff_max_us / SECOND)
@@ -244,7 +273,7 @@ def _job_view(model: type[J], record: JobRecord, has_contents: bool, **more: Any
         value = _raw_json(data) if data and record.codec == "json" else None
         if value is not None:
             more[name] = value
-        elif data or (data is not None and name == "result"):
+        elif data is not None:
             more[f"{name}_base64"] = data
     return model_of(model, record, **more)
 
@@ -299,6 +328,15 @@ class StatsView(msgspec.Struct, kw_only=True):
     queues: list[QueueStatsView]
 
 
+class BrokerStats(StatsView, kw_only=True):
+    """The same, with the figures of the original protocol: jobs that have not ended, and this broker's host and port."""
+
+    total: int
+    unclaimed: int
+    in_progress: int = msgspec.field(name="inProgress")
+    broker_address: str = msgspec.field(name="brokerAddress")
+
+
 def queue_view(queue: str, settings: QueueSettings) -> QueueView:
     """A queue's settings under its name."""
     return model_of(QueueView, settings, queue=queue)
@@ -320,6 +358,21 @@ def stats_view(stats: Sequence[QueueStats], now: Micros) -> StatsView:
     """All queues at a glance, seen at `now`."""
     queues = [queue_stats_view(one, now) for one in stats]
     return StatsView(completed_total=sum(one.done_total for one in stats), queues=queues)
+
+
+def broker_stats(stats: Sequence[QueueStats], now: Micros, address: str) -> BrokerStats:
+    """All queues at a glance, as the broker at this address answers."""
+    counts = {
+        state: sum(one.counts[state] for one in stats) for state in (*WAITING_STATES, JobState.INFLIGHT)
+    }
+    total, in_progress = sum(counts.values()), counts[JobState.INFLIGHT]
+    return BrokerStats(
+        **structs.asdict(stats_view(stats, now)),
+        total=total,
+        unclaimed=total - in_progress,
+        in_progress=in_progress,
+        broker_address=address,
+    )
 
 
 @derived(Lease, rename={"job_id": "id"})
@@ -425,25 +478,39 @@ class KeyUpdate(RequestModel):
     """The change that an enqueue makes to a job with the same key."""
 
 
+class _WithPayload(RequestModel, kw_only=True):
+    payload: AnyJSON = UNSET
+    payload_base64: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.payload is UNSET and self.payload_base64 is None:
+            listed = [name for name in _STORE_FIELDS if getattr(self, name) is not UNSET]
+            if listed:
+                # It would replace the payload of a waiting job with the same key by nothing.
+                raise ValueError(
+                    f"a job with `{listed[0]}`, as a listing shows it, and without its payload: list it with payloads "
+                    "(`list --json --payload`, ?payload=true), or send a payload"
+                )
+
+
 @derived(
     JobRecord,
     names="type queue codec headers run_at_us priority key idempotency_key max_attempts max_stalls",
     presence="optional",
     ignores=JobView,
 )
-class NewJob(RequestModel):
+class NewJob(_WithPayload, kw_only=True):
     """A job to do. Give the payload as any JSON value, or as bytes in base64 with the name of their codec. A job from a listing
-    can be sent as it is: fields that only the store sets are ignored."""
+    with payloads can be sent as it is: fields that only the store sets are ignored."""
 
     type: Name
-    payload: AnyJSON = UNSET
-    payload_base64: bytes | None = None
     codec: Name | None = None
     delay: Delay | None = msgspec.field(default=None, name="delay_seconds")
     timeout: Timeout | None = msgspec.field(default=None, name="timeout_seconds")
     backoff: Backoff | None = msgspec.field(default=None, name="backoff_seconds")
     update: KeyUpdate | None = None
-    max_attempts_camel: Tries | None = msgspec.field(default=None, name="maxAttempts")
+    max_attempts: MaxAttempts | None = None
+    max_attempts_camel: MaxAttempts | None = msgspec.field(default=None, name="maxAttempts")
 
 
 class NewJobs(RequestModel):
@@ -452,6 +519,7 @@ class NewJobs(RequestModel):
     jobs: Annotated[list[NewJob], Meta(min_length=1)]
 
 
+_STORE_FIELDS = [field.name for field in structs.fields(NewJob) if field.type is Ignored]
 _REQUESTED = set(JobRequest.__struct_fields__) & set(NewJob.__struct_fields__) - {"payload"}
 
 
@@ -465,21 +533,10 @@ def job_request(job: NewJob, payload: Any) -> JobRequest:
     return request
 
 
-class WorkerRequest(RequestModel):
-    """A request of a worker, which may name itself."""
-
-    worker: Name | None = None
-    worker_camel: Name | None = msgspec.field(default=None, name="workerId")
-
-    @property
-    def worker_name(self) -> str | None:
-        """The name, whichever field it came in."""
-        return self.worker or self.worker_camel
-
-
-class ClaimRequest(WorkerRequest):
+class ClaimRequest(RequestModel):
     """The jobs that a worker claims, the length of the lease, and the longest wait for a job."""
 
+    worker: Name | None = None
     queue: Name = "default"
     types: list[Name] | None = None
     limit: PageLimit = 1
@@ -487,13 +544,30 @@ class ClaimRequest(WorkerRequest):
     wait_seconds: Annotated[float, Meta(ge=0, le=3600.0)] = 0.0
 
 
-class LeaseProof(WorkerRequest):
-    """Proves that the caller holds the job: by the token of its lease, or by the name under which it claimed the job."""
+class OriginalClaim(RequestModel):
+    """A claim in the original protocol: one job of the default queue, for 30 seconds."""
 
-    token: Annotated[Name, Meta(description="The lease token that the claim gave.")] | None = None
+    worker_id: WorkerId = msgspec.field(name="workerId")
+    types: list[Name] | None = None
 
 
-class Heartbeat(LeaseProof):
+LeaseToken: TypeAlias = Annotated[Name, Meta(description="The lease token that the claim gave.")]
+
+
+class LeaseProof(RequestModel):
+    """Proves by the token of its lease that the caller holds the job."""
+
+    token: LeaseToken
+
+
+class HolderProof(RequestModel):
+    """Proves that the caller holds the job: by the token, or in the original protocol by the worker that claimed it."""
+
+    token: LeaseToken | None = None
+    worker_id: WorkerId | None = msgspec.field(default=None, name="workerId")
+
+
+class Heartbeat(HolderProof):
     """A sign of life for one job."""
 
     progress: AnyJSON = UNSET
@@ -526,7 +600,7 @@ class ErrorReport(RequestModel):
     detail: str = ""
 
 
-class CompleteRequest(LeaseProof):
+class CompleteRequest(HolderProof):
     """The job is done. The result is kept as long as the job."""
 
     result: AnyJSON = UNSET

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import taskharbor
 from taskharbor.broker import models
@@ -104,10 +105,11 @@ async def read_attempts(call: RouteCall) -> models.AttemptLogPage:
 
 
 @_get("/v1/stats", query=models.StatsQuery)
-async def stats(call: RouteCall) -> models.StatsView:
+async def stats(call: RouteCall) -> models.BrokerStats:
     """Every queue, or one, at a glance."""
-    now = call.service.now()
-    return models.stats_view(await call.service.driver.stats(now=now, queue=call.query.queue or None), now)
+    now, advertised = call.service.now(), urlsplit(call.service.config.advertise or "").netloc
+    found = await call.service.driver.stats(now=now, queue=call.query.queue or None)
+    return models.broker_stats(found, now, advertised or call.request.headers["host"])
 
 
 @_get("/v1/queues/{name}")
