@@ -66,6 +66,8 @@ async def test_without_a_right_bearer_token_nothing_is_answered(header: str | No
         answer = await direct.ask(method, path, **headers)
         assert answer.refusal == (401, "unauthenticated")
         assert answer.headers["www-authenticate"].startswith("Bearer")
+        assert ("no token was sent" in answer.body["detail"]) == (header is None)
+        assert ("token file" in answer.body["hint"]) == (header is not None)
     for path in ("/health", "/ready"):
         assert (await direct.ask("GET", path, **headers)).status == 200
 

@@ -37,6 +37,10 @@ KEPT_BUCKETS = 10_000
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 WRONG_TOKENS_PER_SECOND = 5.0
 WRONG_TOKENS_AT_ONCE = 20.0
+_WRONG_TOKEN = (
+    "send Authorization: Bearer SECRET, with the part after the last colon of a line in the broker's token file; "
+    "a changed file counts after a restart"
+)
 
 
 Endpoint: TypeAlias = Callable[[Request, dict[str, str]], Awaitable[Response]]
@@ -163,8 +167,10 @@ class BrokerApp:
         pause = self._wrong_tokens.take(client[0] if client else "") if authorization is not None else 0.0
         if pause:
             raise Problem("rate_limited", "too many wrong tokens came from this address", retry_after=pause)
-        wrong = "no token was sent" if authorization is None else "the token is not one of this broker's"
-        raise Problem("unauthenticated", wrong, WWW_Authenticate='Bearer realm="taskharbor"')
+        wrong, hint = "no token was sent", ""
+        if authorization is not None:
+            wrong, hint = "the token is not one of this broker's", _WRONG_TOKEN
+        raise Problem("unauthenticated", wrong, hint=hint, WWW_Authenticate='Bearer realm="taskharbor"')
 
     def _limit(self, caller: Caller) -> None:
         if self._rates is not None and (pause := self._rates.take(caller.name)):

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,6 +261,30 @@ async def test_a_client_that_leaves_frees_its_place_among_those_who_wait(here: L
     await eventually(lambda: long_polls.waiting == 1)
     waiting.cancel()
     await eventually(lambda: long_polls.waiting == 0)
+
+
+@pytest.mark.parametrize("way", ["greet.enqueue()", "asyncio.run(greet.enqueue_async())", "forget()"])
+def test_a_program_that_does_not_close_its_app_ends_without_a_warning(way: str) -> None:
+    script = f"""
+import asyncio, gc, sys
+from taskharbor import Harbor
+harbor = Harbor(sys.argv[1])
+
+@harbor.job
+def greet() -> None: ...
+
+def forget() -> None:
+    other = Harbor(sys.argv[1])
+    other.enqueue("greet")
+    del other
+    gc.collect()
+
+{way}
+"""
+    with running_broker("memory://") as url:
+        command = [sys.executable, "-X", "dev", "-c", script, url]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 async def test_a_handle_that_is_not_open_says_so() -> None:

@@ -7,14 +7,17 @@ same answer again.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import io
 import secrets
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import aiohttp
 import msgspec
@@ -46,8 +49,10 @@ class NoAnswer(Exception):
 _read = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-    """Return `NoAnswer`, or the error for the caller."""
+def refusal(
+    base: str, status: int, headers: Mapping[str, str], body: bytes, *, has_token: bool = False
+) -> Exception:
+    """Return `NoAnswer`, or the error for the caller. `has_token`: a token was sent."""
     try:
         document = _read(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -63,8 +68,13 @@ def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     if status == 429:
         return NoAnswer(f"the broker {base} refuses the call: {said}", pause=_pause(headers))
     if status == 401:
+        if has_token:
+            return InvalidRequest(
+                f"the broker {base} refuses the token, which is not one of its own: check the one in the URL or in {TOKEN} "
+                "against the broker's token file"
+            )
         return InvalidRequest(
-            f"the broker {base} refuses the token, or wants one: put it into the URL (https://token@host) or into {TOKEN}"
+            f"the broker {base} wants a token and got none: put it into the URL (https://token@host) or into {TOKEN}"
         )
     if status == 403:
         return InvalidRequest(f"the broker {base} forbids the call: {said}")
@@ -99,11 +109,33 @@ _ELECTION_PAUSES = (0.1, 0.4, 1.0)
 _MOST_HEARD = 32
 _LARGE = 1 << 20
 _KEEP_ALIVE = 60.0
+_EXIT_SECONDS = 1.0
 
 
 @lru_cache
 def _url(base: str, operation: str) -> URL:
     return URL(f"{base}{PATH}{operation}")
+
+
+_open: WeakKeyDictionary[Brokers, asyncio.AbstractEventLoop] = WeakKeyDictionary()
+
+
+async def _closing(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
+    """Close a session that its program forgot. An event loop ends such a generator when nobody has it any more, and
+    `asyncio.run` does at its end."""
+    try:
+        yield
+    finally:
+        await session.close()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Close the sessions of synchronous clients. Their loop runs in a thread that ends with the process."""
+    for brokers, loop in list(_open.items()):
+        if loop.is_running():
+            with contextlib.suppress(Exception):
+                asyncio.run_coroutine_threadsafe(brokers.close(), loop).result(_EXIT_SECONDS)
 
 
 class Brokers:
@@ -112,6 +144,7 @@ class Brokers:
     def __init__(self, options: HttpOptions) -> None:
         self._options = options
         self._session: aiohttp.ClientSession | None = None
+        self._closing: AsyncGenerator[None, None] | None = None
         self._current = options.bases[0]
         """The broker that answered last: the leader, if there is one."""
         self._name = secrets.token_hex(8)
@@ -142,11 +175,15 @@ class Brokers:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
+        self._closing = _closing(self._session)
+        await anext(self._closing)
+        _open[self] = asyncio.get_running_loop()
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        self._session = None
+        if self._closing is not None:
+            await self._closing.aclose()
+        _open.pop(self, None)
 
     def not_open(self) -> BackendUnavailable:
         return BackendUnavailable(
@@ -277,7 +314,8 @@ class Brokers:
             raise NoAnswer(f"{base}: {_why(error)}", is_cut=True) from None
         if response.status == 200:
             return answer
-        raise refusal(base, response.status, response.headers, answer)
+        has_token = options.token is not None
+        raise refusal(base, response.status, response.headers, answer, has_token=has_token)
 
 
 def _why(error: BaseException) -> str:
