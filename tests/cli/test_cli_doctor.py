@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from cli.cli_harness import Run
+from taskharbor.broker.tokens import parse_token
 from taskharbor.client import Client, portal
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import BackendUnavailable
+from taskharbor.testing.broker import running_broker
 
 
 def verdicts(text: str) -> dict[str, str]:
@@ -41,6 +43,17 @@ def test_doctor_says_what_fails_and_exits_with_1(run: Run, tmp_path: Path) -> No
     assert f"mkdir -p {tmp_path}/no" in run("doctor", "--url", missing, code=1).stdout
     (tmp_path / "text.db").write_text("this is no database at all, only text" * 100)
     assert "not an SQLite database" in run("doctor", "--url", "sqlite:///text.db", code=1).stdout
+
+
+def test_doctor_does_not_ask_for_a_scope_that_producers_and_workers_do_not_need(run: Run) -> None:
+    token = parse_token("crew:work:a-secret-for-the-crew")
+    with running_broker("memory://", tokens=(token,)) as url:
+        checks = json.loads(
+            run("doctor", "--json", "--url", url.replace("://", "://a-secret-for-the-crew@")).stdout
+        )["checks"]
+    (write,) = [check for check in checks if check["name"] == "write"]
+    assert (write["verdict"], write["advice"]) == ("ok", "")
+    assert "which only writers of DataFrames need" in write["found"]
 
 
 def test_migrate(run: Run, tmp_path: Path) -> None:

@@ -127,7 +127,8 @@ class DriverCalls:
     def _check(self, call: op.Operation[Any]) -> None:
         """Refuse wrong clocks, and batches and pages beyond the broker's own limits."""
         most = self._config.max_batch
-        length = 0 if call.batch is None else len(getattr(call, call.batch))
+        batch = "names" if isinstance(call, op.PublishBlobs) else call.batch
+        length = 0 if batch is None else len(getattr(call, batch))
         if length > most:
             raise InvalidRequest(f"{length} in one call: at most {most}; make several calls of it")
         if isinstance(call, (op.Reserve, op.ListJobs, op.ReadAttempts, op.ReadLog)):

@@ -156,9 +156,9 @@ async def publish(driver: Driver, write: str, tasks: Sequence[str], now: Micros)
         for queue, size in sizes.items():
             await driver.check_room(queue, size)
         blobs = [one for task in wanted if task in ends for one in ends[task].blobs]
-        made = Plan(
-            write, wall_clock(), list(_portions(blobs, at_once=driver.capabilities.publishes_at_once))
-        )
+        able = driver.capabilities
+        portions = [blobs] if able.publishes_at_once and blobs else list(_portions(blobs, able.batch))
+        made = Plan(write, wall_clock(), portions)
         mark, plan = await _change(driver, lambda writes: writes.decide(made))
     if plan is not None:
         return await _finish(driver, plan, now)
@@ -223,11 +223,12 @@ async def _finish(driver: Driver, plan: Plan, now: Micros) -> int:
     return closed.added_by(write)
 
 
-def _portions(blobs: Sequence[StagedBlob], *, at_once: bool) -> Iterator[list[StagedBlob]]:
+def _portions(blobs: Sequence[StagedBlob], most: int) -> Iterator[list[StagedBlob]]:
+    """Yield the blobs of one transaction each: `most` at most, for a broker refuses more names in a call."""
     portion: list[StagedBlob] = []
     jobs = 0
     for one in blobs:
-        if portion and jobs + one.jobs > BLOB_JOBS and not at_once:
+        if len(portion) >= most or (portion and jobs + one.jobs > BLOB_JOBS):
             yield portion
             portion, jobs = [], 0
         portion.append(one)

@@ -11,6 +11,8 @@ from drivers.http.http_line import LEASE, NOW, Line, line, records
 from taskharbor import JobRequest, JobState
 from taskharbor.broker.error_responses import CODES
 from taskharbor.broker.tokens import Caller, Token, find_caller, parse_token
+from taskharbor.bulk.publish_staged import publish
+from taskharbor.bulk.stage import TaskStaging
 from taskharbor.client import AsyncClient
 from taskharbor.drivers import broker_protocol as wire
 from taskharbor.drivers.contract import Ack, Capabilities, Extension, JobFilter
@@ -44,8 +46,9 @@ async def test_a_wrong_or_missing_token_is_told_at_once_not_tried_again_and_ends
     monkeypatch.setattr("taskharbor.broker.admission.find_caller", noting)
 
     with running_broker("memory://", tokens=TOKENS) as url:
-        for address in (url, with_token(url, "a-wrong-secret-canary")):
-            with pytest.raises(InvalidRequest, match="TASKHARBOR_TOKEN") as told:
+        wrong = with_token(url, "a-wrong-secret-canary")
+        for address, says in ((url, "wants a token and got none"), (wrong, "not one of its own")):
+            with pytest.raises(InvalidRequest, match=f"{says}: .* TASKHARBOR_TOKEN") as told:
                 await HttpDriver.from_url(address).open()
             assert "canary" not in str(told.value)
         assert shown == [None, b"Bearer a-wrong-secret-canary"]
@@ -121,6 +124,20 @@ async def test_what_is_judged_one_by_one_is_sent_in_as_many_calls_as_the_broker_
         states = await here.near.cancel(ids, now=NOW)
         assert states[23] is JobState.INFLIGHT
         assert sum(isinstance(state, JobFinished) for state in states) == 34
+
+
+async def test_a_bulk_write_is_published_in_as_many_calls_as_the_broker_wants() -> None:
+    async with line(max_batch=10) as here:
+        tasks = [f"0.{number}" for number in range(25)]
+        for task in tasks:
+            staging = TaskStaging(here.near, "once:w:", task)
+            await staging.put(records(1))
+            await staging.complete()
+        names = [f"staging/w/a/{number}" for number in range(11)]
+        with pytest.raises(InvalidRequest, match="11 in one call: at most 10"):
+            await here.near.publish_blobs(names, series="s", number=1, portion=1, now=NOW)
+        assert await publish(here.near, "once:w:", tasks, NOW) == 25
+        assert await here.counts() == {JobState.READY: 25}
 
 
 async def test_bodies_of_several_megabytes_pass(here: Line) -> None:

@@ -71,7 +71,9 @@ class HttpDriver(Driver):
         store = greeting.capabilities
         # A broker shares its store with all its clients, whatever the store could do alone.
         self.__dict__["capabilities"] = Capabilities(
-            durable=store.durable, passes_over_busy=store.passes_over_busy
+            durable=store.durable,
+            passes_over_busy=store.passes_over_busy,
+            batch=min(Capabilities().batch, greeting.max_batch),
         )
 
     async def close(self) -> None:
