@@ -61,6 +61,7 @@ class JobOptions(DeclaredOptions, total=False):
     """Options of `@harbor.job(...)`."""
 
     isolation: Isolation
+    size: int
 
 
 class Handler(msgspec.Struct):
@@ -82,6 +83,8 @@ class Handler(msgspec.Struct):
     """An invalid payload is never retried: it makes the job dead with the reason, or completes it."""
     max_result_bytes: int = MAX_RESULT_BYTES
     """The longest encoded result that is kept."""
+    size: int = 1
+    """The number of a worker's places that one execution takes."""
     arguments: Arguments | None = None
     """None if the function takes the `Job` itself."""
     batch: BatchCall | None = None
@@ -118,6 +121,10 @@ class Handler(msgspec.Struct):
             raise InvalidRequest(
                 f"{self.type!r}: max_result_bytes={self.max_result_bytes!r}: from 0 to {MOST_RESULT_BYTES}; store more elsewhere "
                 "and return a reference to it"
+            )
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise InvalidRequest(
+                f"{self.type!r}: size={self.size!r}: give the number of places that it takes, from 1"
             )
         module = getattr(self.function, "__module__", None)
         name = getattr(self.function, "__qualname__", None)

@@ -397,6 +397,7 @@ class Harbor:
             retry=options.get("retry"),
             on_invalid=options.get("on_invalid", "dead"),
             max_result_bytes=options.get("max_result_bytes", self.max_result_bytes),
+            size=options.get("size", 1),
             arguments=Arguments(function),
             lifespan=self.lifespan,
         )

@@ -86,7 +86,7 @@ class Stage:
 
     async def drain(self, handler: Callable[[Job], Any] | None = None, **options: Any) -> Worker:
         """Run a worker until nothing is left to do."""
-        await finish((worker := self.worker(handler, until_empty=True, **options)).run_async())
+        await finish((worker := self.worker(handler, **{"until_empty": True, **options})).run_async())
         return worker
 
 

@@ -20,6 +20,7 @@ log = logging.getLogger("taskharbor.worker")
 
 _ABORT_SECONDS = 2.0
 """Seconds that cancelled handlers have to finish. Then their jobs are released all the same."""
+_EMPTY_EVERY = 0.05
 RECLAIM_EVERY = 5.0
 PRUNE_EVERY = 60.0
 SWEEP_BATCH = 1000
@@ -162,22 +163,40 @@ class Engine(BackendLoop):
             if not in_hand and await self._outage.ride_out(self._is_empty):
                 self.ask_to_stop()
                 return
-            await asyncio.sleep(0.05)
+            # To find a retry, it lists what is scheduled.
+            await asyncio.sleep(self._config.poll_interval if self._waits_for_retries else _EMPTY_EVERY)
+
+    @property
+    def _waits_for_retries(self) -> bool:
+        return self._config.until_empty == "retries"
 
     async def _is_empty(self) -> bool:
-        """Nothing to do now or under way anywhere. What is scheduled for later does not count."""
+        """Nothing to do now or under way anywhere. What is scheduled for later does not count, or only if it is a retry."""
         types = None if self._config.types is None else frozenset(self._config.types)
         for queue in self._config.queues:
             (stats,) = await self._driver.stats(now=self._clock.now(), queue=queue)
-            waiting = () if stats.settings.paused else (JobState.READY, JobState.BLOCKED)
-            open_states = frozenset((JobState.INFLIGHT, *waiting))
-            if not any(stats.counts[state] for state in open_states):
-                continue
+            open_states = {JobState.INFLIGHT}
+            if not stats.settings.paused:
+                open_states |= {JobState.READY, JobState.BLOCKED}
+                if self._waits_for_retries:
+                    open_states.add(JobState.SCHEDULED)
             # Of the types that this worker serves.
-            ours = JobFilter(queue=queue, states=open_states, types=types)
-            if types is None or (await self._driver.list_jobs(ours, now=self._clock.now(), limit=1)).jobs:
+            ours = JobFilter(queue=queue, states=frozenset(open_states), types=types)
+            if any(stats.counts[state] for state in open_states) and await self._has_work(ours):
                 return False
         return True
+
+    async def _has_work(self, ours: JobFilter) -> bool:
+        if ours.types is None and not self._waits_for_retries:
+            return True
+        limit, cursor = (SWEEP_BATCH if self._waits_for_retries else 1), None
+        while True:
+            page = await self._driver.list_jobs(ours, now=self._clock.now(), limit=limit, cursor=cursor)
+            # A retry may come due, and be claimed, after the figures were read.
+            if any(job.state is not JobState.SCHEDULED or job.attempts or job.stalls for job in page.jobs):
+                return True
+            if (cursor := page.cursor) is None:
+                return False
 
 
 class SweepLoop:

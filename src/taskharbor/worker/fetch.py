@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -51,6 +51,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     types: tuple[str, ...] | None
     claims: tuple[str, ...] | None = None
     """The types that one engine claims; None: all of the worker's types."""
+    order: Literal["turns", "strict"] = "turns"
+    weights: dict[str, Annotated[int, Meta(ge=1)]] = {}
+    """By queue. A queue that is not in here has the weight 1."""
+    limits: dict[str, Annotated[int, Meta(ge=1)]] = {}
+    """The most jobs of a queue that the worker holds at once."""
+    sizes: dict[str, int] = {}
+    """The places that a job takes, by type, where it is more than one."""
     concurrency: Annotated[int, Meta(ge=1)]
     lease_us: Micros
     heartbeat: float
@@ -58,7 +65,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: Annotated[int, Meta(ge=0)]
     batch: Annotated[int, Meta(ge=1)]
     grace: Annotated[float, Meta(ge=0)]
-    until_empty: bool
+    until_empty: bool | Literal["retries"]
     max_jobs: Annotated[int, Meta(ge=1)] | None
     max_seconds: float | None
 
@@ -140,7 +147,9 @@ class Allowance(msgspec.Struct, eq=False):
     is_shared: bool = False
     """True if several fetch loops share it."""
     turn: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
-    """Held over a look at the queues: two at once could take more than is left."""
+    """Held over a look at the queues: two at once could take more than is left, or more than a queue's limit."""
+    on_settled: list[Callable[[], None]] = []
+    """Called after every write, on the backend's loop, in a worker with limits."""
 
 
 class Assignment(msgspec.Struct, eq=False, kw_only=True):
@@ -194,10 +203,21 @@ class FetchLoop(BackendLoop):
         self._queues = list(self._config.queues)
         self._types = self._config.types if self._config.claims is None else self._config.claims
         # A claim that blocks on the server takes our clock along, so it has to be one that runs by itself; and it would keep
-        # other queues, and other loops with the same allowance, waiting.
+        # other queues, and other loops with the same allowance, waiting. It also would not hear of room below a limit.
         self._makes_blocking_claims = (
-            len(self._queues) == 1 and self._clock.runs_by_itself and not self._allowance.is_shared
+            len(self._queues) == 1
+            and self._clock.runs_by_itself
+            and not self._allowance.is_shared
+            and not self._config.limits
         )
+        self._largest = max(self._config.sizes.values(), default=1)
+        self._charged = dict.fromkeys(self._queues, 0.0)
+        """By queue, the jobs that were asked of it in its turns, divided by its weight. The lowest has the next turn. In strict
+        order nothing is charged, so the first queue always has it."""
+        self._settled = False
+        """True if jobs were settled since the last look began, in a worker with limits."""
+        if self._config.limits:
+            self._allowance.on_settled.append(self._look_again)
         self._pace = Pace(self._loop.time)
         self._room = asyncio.Event()
         self._wants_room = False
@@ -207,17 +227,27 @@ class FetchLoop(BackendLoop):
         self._waiting: asyncio.Task[Any] | None = None
         """Our own task, while it waits for work."""
         self._seen: str | None = None
-        self._turn = 0
         self.handed = 0
-        """Jobs handed to the runner so far."""
+        """Places of the jobs that were handed to the runner so far."""
         self.is_idle = asyncio.Event()
         """Set while the last look at every queue found nothing."""
 
     def stop(self) -> None:
         self._stopping = True
         self._room.set()
-        if self._waiting is not None:
-            self._waiting.cancel()
+        self._end_wait()
+
+    def _look_again(self) -> None:
+        self._settled = True
+        self._end_wait()
+
+    def _end_wait(self) -> None:
+        waiting, self._waiting = (
+            self._waiting,
+            None,
+        )  # A second cancellation would be taken for somebody else's.
+        if waiting is not None:
+            waiting.cancel()
 
     def made_room(self) -> None:
         """An execution finished. Called from the handlers' thread, so it only looks and rings."""
@@ -230,6 +260,7 @@ class FetchLoop(BackendLoop):
             wanted = await self._wait_for_room()
             if wanted == 0:
                 return
+            self._settled = False
             found = await self._look(wanted)
             if found:
                 self.is_idle.clear()
@@ -237,7 +268,8 @@ class FetchLoop(BackendLoop):
                     await self._let_begin()
                 continue
             self.is_idle.set()
-            if not self._stopping:  # Asked while the fetch was under way: nobody would end the wait.
+            # If either came while the fetch was under way, nobody would end the wait.
+            if not self._stopping and not self._settled:
                 await self._wait_for_work(wanted)
                 if not self.is_idle.is_set():
                     await self._let_begin()
@@ -252,11 +284,14 @@ class FetchLoop(BackendLoop):
         return self._config.concurrency + min(self._config.prefetch, ahead)
 
     def _wanted(self) -> int:
-        """The number of jobs to lease now; 0 while a larger batch is worth waiting for."""
+        """The number of jobs to lease now; 0 while a larger batch is worth waiting for.
+
+        A claim does not know the sizes of its jobs. So it takes what fits if all are of the largest size, and at least one: that
+        one waits for places, and no other is claimed before it has them."""
         load = self.handed - self._runner.completed
         target = self._target()
         if load < self._config.concurrency or load <= target // 2:
-            return target - load
+            return max(1, (target - load) // self._largest)
         return 0
 
     async def _wait_for_room(self) -> int:
@@ -275,20 +310,36 @@ class FetchLoop(BackendLoop):
             await self._room.wait()
 
     async def _look(self, wanted: int) -> int:
-        """One look at every queue, each beginning with another one so that none starves."""
+        """One look at every queue. Each begins with the queue whose turn it is, so that none starves; what that queue does not
+        use is free for the others."""
         async with self._allowance.turn:
             wanted, found = self._at_most(wanted), 0
-            for offset in range(len(self._queues)):
-                queue = self._queues[(self._turn + offset) % len(self._queues)]
-                limit = wanted - found
-                if limit <= 0 or self._stopping:
+            order, rooms = self._order()
+            if order and self._config.order != "strict":
+                asked = min(wanted, rooms.get(order[0], wanted))
+                self._charged[order[0]] += asked / self._config.weights.get(order[0], 1)
+            for queue in order:
+                if found >= wanted or self._stopping:
                     break
+                limit = min(wanted - found, rooms.get(queue, wanted))
                 claim = partial(self._claim, self._driver.reserve, queue, limit)
                 records = await self._outage.ride_out(claim, give_up=lambda: self._stopping)
                 self._take(records)
                 found += len(records)
-        self._turn += 1
         return found
+
+    def _order(self) -> tuple[list[str], dict[str, int]]:
+        """The queues that have room, the next one first; and the room of those that have a limit."""
+        order = sorted(self._queues, key=self._charged.__getitem__)
+        if not (limits := self._config.limits):
+            return order, {}
+        held = Counter([hold.record.queue for one in self.assignment.siblings for hold in one.holds])
+        rooms = {queue: limit - held[queue] for queue, limit in limits.items()}
+        order = [queue for queue in order if rooms.get(queue, 1) > 0]
+        for queue in rooms.keys() - set(order) if order else ():
+            # It cannot use its turns now and does not save them up.
+            self._charged[queue] = max(self._charged[queue], self._charged[order[0]])
+        return order, rooms
 
     def _at_most(self, wanted: int) -> int:
         return min(wanted, self._config.batch, self._allowance.left)
@@ -309,8 +360,13 @@ class FetchLoop(BackendLoop):
     def _take(self, records: list[JobRecord]) -> None:
         if records:
             self._allowance.left -= len(records)
-            self.handed += len(records)
             holds = [Hold(record, record.token or "", record.expires_at_us or 0) for record in records]
+            if sizes := self._config.sizes:
+                for hold in holds:
+                    hold.size = sizes.get(hold.record.type, 1)
+                self.handed += sum(hold.size for hold in holds)
+            else:
+                self.handed += len(holds)
             self._holds.update(dict.fromkeys(holds))
             self._runner.call(self._runner.feed, holds)
 
@@ -338,8 +394,8 @@ class FetchLoop(BackendLoop):
                 woken = await self._driver.wait(self._queues, now=now, timeout=timeout, seen=self._seen)
                 self._seen = woken.seen
         except asyncio.CancelledError:
-            if not self._stopping or task.uncancel() > 0:
-                raise  # Not only by `stop`.
+            if not (self._stopping or self._settled) or task.uncancel() > 0:
+                raise  # Not only by us.
         except (BackendUnavailable, OSError):
             is_broken = True
         finally:

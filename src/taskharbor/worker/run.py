@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
+from itertools import islice
 from types import coroutine
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -82,6 +83,8 @@ class Hold(msgspec.Struct, eq=False):
     """The task of a handler that waits."""
     settlement: Settlement | None = None
     """The settlement of the execution, once it has ended."""
+    size: int = 1
+    """The places that it takes."""
 
     def report(self, _: JobRecord, progress: bytes) -> None:
         """Store the handler's progress; the next heartbeat sends it."""
@@ -105,7 +108,7 @@ class BufferedRunner(abc.ABC):
         self._clean_context: Context = copy_context()
         self._is_closing = False
         self.completed = 0
-        """Executions that have left this runner, however they ended."""
+        """Places of the executions that have left this runner, however they ended."""
 
     def call(self, method: Callable[..., None], *arguments: Any) -> None:
         """From any thread: call one of our methods on the handlers' loop."""
@@ -160,13 +163,14 @@ class BufferedRunner(abc.ABC):
 
     def _leave(self, holds: Sequence[Hold]) -> None:
         # Counted before any is let go: the fetch loop would otherwise lease a handful for the first few that left.
-        self.completed += len(holds)
+        self.completed += sum([hold.size for hold in holds])
         for hold in holds:
             self.finished(hold)
 
 
 class Runner(BufferedRunner):
-    """Runs jobs one by one, up to `concurrency` of them at once."""
+    """Runs jobs one by one, on `concurrency` places. They begin in the order of their leases: one that needs more places than are
+    free waits for them, and so do those behind it."""
 
     def __init__(
         self,
@@ -182,7 +186,7 @@ class Runner(BufferedRunner):
         self._waiting: dict[Hold, None] = {}
         """Executions that wait for something, oldest first. All others end within one turn of the loop."""
         self._lanes = 0
-        """Executions that are under way."""
+        """Places of the lanes that are under way."""
 
     def abort(self, hold: Hold, reason: str) -> None:
         """Ask a handler to stop, and cancel it where that is possible."""
@@ -200,12 +204,15 @@ class Runner(BufferedRunner):
             self.abort(hold, reason)
 
     def _pump(self) -> None:
-        for _ in range(min(len(self._buffer), self._concurrency - self._lanes)):
-            self._lanes += 1
-            self._loop.create_task(self._lane(), context=self._clean_context.copy())
+        free = self._concurrency - self._lanes
+        for size in [hold.size for hold in islice(self._buffer, free)]:
+            if self._lanes + size > self._concurrency:
+                break
+            self._lanes += size
+            self._loop.create_task(self._lane(size), context=self._clean_context.copy())
 
-    async def _lane(self) -> None:
-        """Run the jobs in the buffer one after the other, as long as none of them has to wait."""
+    async def _lane(self, size: int) -> None:
+        """Run the jobs in the buffer one after the other, as long as none of them has to wait or is of another size."""
         task = asyncio.current_task()
         assert task is not None
         buffer, time = self._buffer, self._loop.time
@@ -218,6 +225,9 @@ class Runner(BufferedRunner):
                     yield_at = time() + _BURST_SECONDS
                     continue
                 hold = buffer.popleft()
+                if hold.size != size:
+                    buffer.appendleft(hold)
+                    return
                 # A context of its own: what one handler binds to a context variable, the next must not see.
                 context = self._clean_context.copy()
                 steps = self._execute(hold).__await__()
@@ -230,7 +240,7 @@ class Runner(BufferedRunner):
                     # late), and none of that is the next job's business: a new lane goes on.
                     return
         finally:
-            self._lanes -= 1
+            self._lanes -= size
             self._pump()
 
     async def _execute(self, hold: Hold) -> None:
@@ -267,7 +277,7 @@ class Runner(BufferedRunner):
             if hold.task is not None:
                 del self._waiting[hold]
                 hold.task = None
-            self.completed += 1
+            self.completed += hold.size
             self.finished(hold)
 
 

@@ -84,6 +84,8 @@ class SettleLoop(BackendLoop):
     def _flushed(self, written: Sequence[Hold]) -> None:
         if not self._holds:
             self.assignment.changed.set()
+        for settled in self.assignment.allowance.on_settled:
+            settled()
         kinds = Counter([type(hold.settlement) for hold in written])
         for kind, count in kinds.items():
             self.assignment.outcomes[_OUTCOMES[kind]] += count

@@ -11,15 +11,16 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from random import Random
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -64,8 +65,12 @@ def share_out(
         assert handler.batch is not None
         # As many as go into one call, and no more ahead: what arrives meanwhile goes into the next.
         size = handler.batch.size
-        share = msgspec.structs.replace(config, claims=(name,), concurrency=size, prefetch=0, batch=size)
-        yield share, handler
+        yield (
+            msgspec.structs.replace(
+                config, claims=(name,), concurrency=size, prefetch=0, batch=size, sizes={}
+            ),
+            handler,
+        )
 
 
 async def run_together(engines: Sequence[Engine]) -> None:
@@ -81,7 +86,9 @@ async def run_together(engines: Sequence[Engine]) -> None:
 class WorkerOptions(TypedDict, total=False):
     """Options of `Worker` and of `harbor.worker(...)`."""
 
-    queues: Sequence[str]
+    queues: Sequence[str] | Mapping[str, int]
+    order: Literal["turns", "strict"]
+    limits: Mapping[str, int] | None
     types: Sequence[str] | None
     every_type: bool
     concurrency: int
@@ -91,7 +98,7 @@ class WorkerOptions(TypedDict, total=False):
     prefetch: int
     batch: int | None
     grace: float
-    until_empty: bool
+    until_empty: bool | Literal["retries"]
     max_jobs: int | None
     max_seconds: float | None
     name: str | None
@@ -110,13 +117,20 @@ class Worker:
     that knows it. `types` restricts the claims further. With `every_type` the worker claims all jobs of its queues, and one
     without a handler is dead with that reason; a worker with batch handlers claims only the types it knows even so. `lifespan` is
     entered before the first job and left after the last.
+
+    Queues are served in turn. A mapping gives them weights: `queues={"urgent": 5, "mail": 1}`. With `order="strict"` a queue is
+    claimed from when those before it have nothing. `limits={"mail": 2}` bounds the jobs of a queue that run at once in this worker.
+    `until_empty` stops the worker when nothing is left to do now; `until_empty="retries"`: and no job that failed waits for its
+    retry.
     """
 
     def __init__(
         self,
         driver: Driver | str,
         *,
-        queues: Sequence[str] = ("default",),
+        queues: Sequence[str] | Mapping[str, int] = ("default",),
+        order: Literal["turns", "strict"] = "turns",
+        limits: Mapping[str, int] | None = None,
         types: Sequence[str] | None = None,
         every_type: bool = False,
         concurrency: int = 20,
@@ -126,7 +140,7 @@ class Worker:
         prefetch: int = 4000,
         batch: int | None = None,
         grace: float = 30.0,
-        until_empty: bool = False,
+        until_empty: bool | Literal["retries"] = False,
         max_jobs: int | None = None,
         max_seconds: float | None = None,
         name: str | None = None,
@@ -138,6 +152,12 @@ class Worker:
     ) -> None:
         if every_type and types is not None:
             raise InvalidRequest(f"types={list(types)!r} and every_type: give one of them")
+        names = tuple(dict.fromkeys(listed("queues", queues)))
+        weights = dict(queues) if isinstance(queues, Mapping) else {}
+        if weights and order == "strict":
+            raise InvalidRequest(f"queues={weights!r} has weights, and order='strict': give one of them")
+        if unserved := [queue for queue in limits or () if queue not in names]:
+            raise InvalidRequest(f"limits for {unserved!r}: this worker serves {list(names)!r}")
         seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
         beat = seconds / 3 if heartbeat is None else heartbeat
         if seconds < SHORTEST_LEASE:
@@ -147,7 +167,10 @@ class Worker:
         self.driver = connect(driver) if isinstance(driver, str) else driver
         self.config = WorkerConfig.checked(
             name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
-            queues=tuple(dict.fromkeys(listed("queues", queues))),
+            queues=names,
+            order=order,
+            weights=weights,
+            limits=dict(limits or {}),
             types=None if types is None else tuple(listed("types", types)),
             concurrency=concurrency,
             lease_us=round(seconds * SECOND),
@@ -197,9 +220,12 @@ class Worker:
         isolation: Isolation | None = None,
         retry: RetryPolicy | None = None,
         on_invalid: OnInvalid = "dead",
+        size: int = 1,
     ) -> None:
         """Run `handler(job)` for every job of this type."""
-        self.add_handler(Handler(type, handler, isolation=isolation, retry=retry, on_invalid=on_invalid))
+        self.add_handler(
+            Handler(type, handler, isolation=isolation, retry=retry, on_invalid=on_invalid, size=size)
+        )
 
     def add_handler(self, handler: Handler) -> None:
         """Add a handler that is made already. It is refused while the worker runs: its claims name the types."""
@@ -207,6 +233,12 @@ class Worker:
             raise InvalidRequest(f"worker {self.name} is running: register {handler.type!r} before it starts")
         if handler.type in self._handlers:
             raise InvalidRequest(f"a handler for {handler.type!r} is registered already")
+        concurrency, types = self.config.concurrency, self.config.types
+        if handler.size > concurrency and (types is None or handler.type in types):
+            raise InvalidRequest(
+                f"{handler.type!r} has the size {handler.size}, and this worker has {concurrency} places: raise its "
+                "concurrency, or leave the type to another worker with types=[...]"
+            )
         self._handlers[handler.type] = handler
 
     def snapshot(self) -> dict[str, Any]:
@@ -294,9 +326,17 @@ class Worker:
             config = self.config
             if config.types is None and not self._every_type:
                 config = msgspec.structs.replace(config, types=tuple(self._handlers))
+            sizes = {
+                handler.type: handler.size
+                for handler in handlers
+                if handler.size > 1 and (config.types is None or handler.type in config.types)
+            }
+            config = msgspec.structs.replace(config, sizes=sizes)
             shares = list(share_out(config, handlers))
             most = self.config.max_jobs
-            shared = None if most is None else Allowance(most, is_shared=len(shares) > 1)
+            # Limits of queues hold over all fetch loops too.
+            is_shared = len(shares) > 1 and (most is not None or bool(config.limits))
+            shared = Allowance(most or sys.maxsize, is_shared) if most or config.limits else None
             assignments: list[Assignment] = []
             for config, batched in shares:
                 # A handle each: large claims and writes do not wait for small ones, nor those for them.
