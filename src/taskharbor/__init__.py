@@ -17,6 +17,7 @@ The modules, in the order in which a job passes through them:
 
 - `harbor`: the app. It declares jobs, enqueues them and runs them.
 - `handlers`, `batch_jobs`: the function behind a job type, for one job or for many jobs as a table.
+- `failures`: the functions that run for jobs that died.
 - `requests`: a request becomes a record. `codec` encodes its payload.
 - `client`: producers and operators. `handle` follows one job. `transactions` enqueues within the caller's transaction.
 - `drivers`: the contract and the backends. `jobs` has the records that they store. `bulk` moves whole tables.
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from taskharbor.errors import UnknownDriver as UnknownDriver
     from taskharbor.errors import WaitTimeout as WaitTimeout
     from taskharbor.errors import WorkerProcessDied as WorkerProcessDied
+    from taskharbor.failures import FailedJob as FailedJob
     from taskharbor.handle import JobHandle as JobHandle
     from taskharbor.handlers import Options as Options
     from taskharbor.harbor import AsyncJobType as AsyncJobType
@@ -97,6 +99,7 @@ _HOMES = {
     "errors": "BackendUnavailable CodecError HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead JobNotFound"
     " JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid RemoteError ResultNotKept"
     " SchemaMismatch TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
+    "failures": "FailedJob",
     "handle": "JobHandle",
     "handlers": "Options",
     "harbor": "AsyncJobType Harbor JobType SyncJobType",

@@ -34,6 +34,14 @@ from taskharbor.drivers.contract import Driver, Enqueued
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import InvalidRequest
+from taskharbor.failures import (
+    FailedJob,
+    FailureHandler,
+    FailureOptions,
+    OnFailure,
+    declare_failure_handler,
+    served_queues,
+)
 from taskharbor.handle import JobHandle
 from taskharbor.handlers import Handler, JobOptions, Lifespan, Options
 from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest
@@ -119,6 +127,12 @@ class JobType(Generic[P, R]):
     def handle(self, job_id: str) -> JobHandle[R]:
         """Return a handle on a job of this type by its id. Its result has the type that the function returns."""
         return JobHandle(self._harbor, job_id, result_type=self._result_type)
+
+    @property
+    def on_failure(self) -> OnFailure:
+        """Declare a failure handler for jobs of this type: `@send.on_failure`. See `Harbor.on_failure`."""
+        declare = self._harbor._declare_failure_handler
+        return OnFailure(lambda function, options: declare(function, {**options, "job": self}))
 
     def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
         """Enqueue one job per item, in a few round trips. A tuple holds positional arguments, a mapping named ones."""
@@ -279,6 +293,8 @@ class Harbor:
         self.handlers: dict[str, Handler] = {}
         self.jobs: dict[str, JobType[..., Any]] = {}
         """Declared jobs by their type."""
+        self.failure_handlers: list[FailureHandler] = []
+        self.declared_queues: dict[str, dict[str, Any]] = {}
         self._imports: list[str] = list(listed("imports", imports))
         self.queues: list[str] = [queue]
         """The queues of this app's jobs: the default queue, and every queue that a declaration names."""
@@ -442,6 +458,19 @@ class Harbor:
             return declare_batch_job(self, function, row, given)
         return lambda decorated: declare_batch_job(self, decorated, row, given)
 
+    @property
+    def on_failure(self) -> OnFailure:
+        """Declare a function that runs when a job has died: `@harbor.on_failure`, bare or with options.
+
+        The function takes a `FailedJob`. It runs as a job with options of its own: `max_attempts`, `retry`, `timeout` and others.
+        `queue` and `job` restrict it to the jobs of a queue or of a type.
+        """
+        return OnFailure(self._declare_failure_handler)
+
+    def _declare_failure_handler(self, function: Callable[[FailedJob], Any], options: dict[str, Any]) -> None:
+        _check_options(options, FailureOptions, "a failure handler")
+        declare_failure_handler(self, function, options)
+
     def remember(self, kind: type[J], handler: Handler, options: Mapping[str, Any], result_type: Any) -> J:
         """Store a declared job. A wrong option is refused here, at the declaration, and not when the first job is enqueued."""
         if handler.type in self.handlers:
@@ -521,6 +550,8 @@ class Harbor:
                 "this app declares no job, so a worker has nothing to run: import the modules that declare its jobs, as in "
                 'Harbor(imports=["shop.mail"])'
             )
+        if self.failure_handlers:
+            options["queues"] = served_queues(self, options.get("queues", self.queues))
         of_app: WorkerOptions = {
             "queues": self.queues,
             "middleware": self.middleware,
