@@ -69,6 +69,16 @@ def test_drains_the_apps_own_store_and_exits_with_0(run: Run, make_app: MakeApp)
     assert any("stopped after 3 executions" in message for message in messages)
 
 
+def test_queues_by_weight_or_in_strict_order_with_limits(run: Run, make_app: MakeApp) -> None:
+    enqueue()
+    app, until = make_app(), ["--until-empty", "--wait-for-retries"]
+    run("worker", app, *until, "-q", "default=5", "-q", "mail", "--limit", "default=1")
+    assert states() == {JobState.DONE}
+    assert (
+        "serves default, mail" in run("worker", app, *until, "-q", "default", "-q", "mail", "--strict").stderr
+    )
+
+
 @pytest.mark.parametrize("made", ["own.db", "given.db", "environment.db"])
 def test_the_apps_url_beats_the_environment_but_no_option(run: Run, make_app: MakeApp, made: str) -> None:
     app = make_app("" if made == "environment.db" else "sqlite:///own.db")
@@ -106,6 +116,10 @@ def test_no_app(run: Run, make_app: MakeApp, text: str, named: str, complaint: s
         (["--health", "0.0.0.0:8080"], "--health-public"),
         (["--processes", "2", "--url", "memory://"], "lives in one process"),
         (["--concurrency", "0"], "--concurrency"),
+        (["--limit", "mail"], "write it like mail=2"),
+        (["--limit", "mail=2"], "this worker serves ['default']"),
+        (["--queue", "a=2", "--queue", "b", "--strict"], "queues={'a': 2, 'b': 1} has weights"),
+        (["--wait-for-retries"], "give that too"),
     ],
 )
 def test_bad_options_are_refused(run: Run, make_app: MakeApp, args: list[str], complaint: str) -> None:

@@ -193,8 +193,31 @@ log_options = together(
     click.option("--log-format", default="text", type=click.Choice(["text", "json"])),
 )
 
+
+def _by_queue(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]) -> Any:
+    """`QUEUE=N` options as a mapping. For --queue, N is a weight and may be left out."""
+    counts: dict[str, int] = {}
+    for pair in pairs:
+        queue, _equals, count = pair.rpartition("=")
+        if queue and count.isdecimal():
+            counts[queue] = int(count)
+        elif parameter.name == "queues":
+            counts[pair] = 1
+        else:
+            raise click.BadParameter(f"{pair!r}: write it like mail=2")
+    return pairs if counts.keys() <= set(pairs) else counts
+
+
 worker_options = together(
-    option("--queue -q queues", "QUEUE", "Serve this queue; repeat.  [default: the app's]", multiple=True),
+    option(
+        "--queue -q queues",
+        "QUEUE[=WEIGHT]",
+        "Serve this queue; repeat.  [default: the app's]",
+        multiple=True,
+        callback=_by_queue,
+    ),
+    option("--strict order", None, "Serve a queue only if those before it are empty.", flag_value="strict"),
+    option("--limit limits", "QUEUE=N", "Jobs of it at once, per worker.", multiple=True, callback=_by_queue),
     option("--type -t types", "TYPE", "Run only this type; repeat.  [default: all]", multiple=True),
     option("--concurrency -c", COUNT, "Jobs at once, per worker process.", 20),
     option("--lease", duration, "How long the jobs of a worker that died wait.", "15s"),
@@ -202,6 +225,7 @@ worker_options = together(
     option("--prefetch", click.IntRange(min=0), "Most jobs to lease ahead.", 4000),
     option("--grace", duration, "How long a stop waits for jobs.", "30s"),
     flag("--until-empty", "Stop when nothing is left to do."),
+    flag("--wait-for-retries", "With --until-empty: stop when also no retry waits."),
     option("--max-jobs", COUNT, "Stop each worker after so many jobs."),
     option("--max-seconds", duration, "Stop after so long."),
 )
@@ -212,6 +236,10 @@ def chosen_options(options: dict[str, Any]) -> dict[str, Any]:
     """A worker's options as keyword arguments of `Harbor.worker`; an option that was not given is left out."""
     from taskharbor.worker import Worker
 
+    if options["wait_for_retries"]:
+        if not options["until_empty"]:
+            raise click.UsageError("--wait-for-retries says when --until-empty stops: give that too")
+        options = {**options, "until_empty": "retries"}
     return {
         name: value.total_seconds() if isinstance(value, timedelta) else value
         for name in inspect.signature(Worker).parameters

@@ -119,9 +119,9 @@ class Worker:
     entered before the first job and left after the last.
 
     Queues are served in turn. A mapping gives them weights: `queues={"urgent": 5, "mail": 1}`. With `order="strict"` a queue is
-    claimed from when those before it have nothing. `limits={"mail": 2}` bounds the jobs of a queue that run at once in this worker.
-    `until_empty` stops the worker when nothing is left to do now; `until_empty="retries"`: and no job that failed waits for its
-    retry.
+    served only if those before it are empty. `limits={"mail": 2}` bounds the jobs of a queue that run at once in this worker.
+    `until_empty` stops the worker when nothing is left to do now, and `until_empty="retries"` when also no failed job waits for
+    its retry.
     """
 
     def __init__(
