@@ -303,7 +303,9 @@ class Harbor:
         self._client: tuple[int, Client] | None = None
         self._async_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]
         self._async_clients = weakref.WeakKeyDictionary()
-        self.use(url if url is not None else os.environ.get(URL_VARIABLE, DEFAULT_URL))
+        self.url = url
+        """The store that this app names itself. None: that of TASKHARBOR_URL, or a file in the current folder."""
+        self.use(url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL)
 
     def use(self, url: str | Driver) -> None:
         """Use another store: for tests, and for the command line's --url."""

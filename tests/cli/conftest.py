@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,20 @@ SEPARATE: dict[str, Any] = dict.fromkeys({"mix_stderr"} & OPTIONS, False)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("TASKHARBOR_URL", "TASKHARBOR_JSON", "COLUMNS"):
+    for name in ("TASKHARBOR_URL", "TASKHARBOR_APP", "TASKHARBOR_JSON", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
 def _logs() -> Iterator[None]:
-    """A worker command sets up the logger; other tests want it as it was."""
-    logger = logging.getLogger("taskharbor")
-    before = (logger.level, logger.propagate, list(logger.handlers))
+    """A worker command sets up the root logger; other tests want it as it was."""
+    root = logging.getLogger()
+    before, hook = root.level, threading.excepthook
     yield
-    logger.level, logger.propagate, logger.handlers = before
+    root.setLevel(before)
+    root.handlers = [one for one in root.handlers if one.get_name() != "taskharbor-cli"]
+    logging.captureWarnings(False)
+    threading.excepthook = hook
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def test_purge_asks_first(run: Run, client: Client, dead: list[str]) -> None:
     assert states(client, dead) == [JobState.DEAD] * 4
     assert "4 removed" in run("dlq", "purge", input="y\n").stdout
     assert states(client, dead) == [None] * 4
+    assert "nothing was removed" in run("dlq", "purge").stdout
 
 
 def test_purge_selects(run: Run, client: Client, dead: list[str]) -> None:

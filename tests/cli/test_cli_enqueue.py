@@ -115,9 +115,40 @@ def test_many_from_stdin_with_a_summary(run: Run, client: Client) -> None:
     assert [set(line) for line in printed] == [{"id", "existed"}, {"accepted", "new", "existed", "seconds"}]
 
 
+def test_with_an_app_the_declaration_counts(run: Run, client: Client, tmp_path: Path) -> None:
+    """A wrong payload is refused before it is stored."""
+    (tmp_path / "declaring.py").write_text(
+        "from taskharbor import Harbor\n"
+        "harbor = Harbor()\n"
+        "@harbor.job(queue='mail', max_attempts=3, timeout=9)\n"
+        "def greet(name: str) -> None: ...\n"
+    )
+    app = ["enqueue", "--app", "declaring:harbor"]
+    line = {"type": "greet", "payload": {"name": "Ada"}}
+    packed = {"type": "greet", "payload_base64": "gaRuYW1lo0FkYQ==", "codec": "msgpack"}
+    from_file = run(*app, "--from", "-", input=f"{json.dumps(line)}\n{json.dumps(packed)}").stdout
+    ids = [run(*app, "greet", "--arg", "name=Ada").stdout, *from_file.split()]
+    jobs = [client.get(one.strip()) for one in ids]
+    assert {(job.queue, job.max_attempts, job.timeout_us) for job in jobs} == {("mail", 3, 9_000_000)}
+    assert client.get(run(*app, "greet", '{"name": "Ada"}', "-q", "other").stdout.strip()).queue == "other"
+    before = len(client.list_jobs().jobs)
+    for payload, complaint in (
+        ('{"nope": 1}', "'name'"),
+        ('{"name": 1}', "Expected `str`"),
+        ("[1]", "mapping"),
+    ):
+        assert complaint in run(*app, "greet", payload, code=2).stderr
+        wrong = f'{{"type": "greet", "payload": {payload}}}'
+        assert complaint in run(*app, "--from", "-", input=wrong, code=2).stderr
+        assert complaint in run(*app, "--from", "-", "--once", "x", input=wrong, code=2).stderr
+    assert "did you mean 'greet'?" in run(*app, "gret", code=2).stderr
+    assert len(client.list_jobs().jobs) == before
+
+
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
+        ('{"type": "a", "id": "x", "state": "ready"}', "without its payload: list it with --json --payload"),
         ('{"type": "a"', "truncated"),
         ('{"type": "a", "quue": "x"}', "quue"),
         ('{"type": "a", "priority": 99999}', "priority 99999"),

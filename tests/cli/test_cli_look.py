@@ -63,12 +63,17 @@ def test_list_goes_on_with_a_cursor(run: Run, client: Client) -> None:
     found, more = list[str](), list[str]()
     for _ in range(4):
         result = run("list", "--json", "--limit", "2", *more)
-        found += [job["id"] for job in lines(result)]
-        if not result.stderr:
+        listed = lines(result)
+        found += [job["id"] for job in listed if "id" in job]
+        assert result.stderr == ""
+        if "cursor" not in listed[-1]:
             break
-        more = ["--cursor", json.loads(result.stderr)["cursor"]]
+        more = ["--cursor", listed[-1]["cursor"]]
     assert found == ids[::-1]
     assert len(lines(run("list", "--all", "--limit", "2", "--json"))) == 7
+    cut = run("list", "--json", "--payload", "--limit", "2").stdout
+    assert "line 3: the listing stopped here" in run("enqueue", "--from", "-", input=cut, code=2).stderr
+    assert "--payload needs --json" in run("list", "--payload", code=2).stderr
 
 
 def test_payloads_and_tokens_stay_out_of_listings(run: Run, client: Client) -> None:
@@ -160,6 +165,7 @@ def test_cancel(run: Run, client: Client) -> None:
     said = run("cancel", waiting, running).stdout
     assert [part for part in (f"{waiting} cancelled", f"{running} is running") if part not in said] == []
     assert client.get(waiting).state is JobState.CANCELLED
-    told = lines(run("cancel", "nobody", waiting, "--json", code=1))
+    told = run("cancel", "nobody", waiting, "--json", code=1)
     error = {"code": "job_not_found", "detail": str(JobNotFound("nobody"))}
-    assert told == [{"id": "nobody", "error": error}, {"id": waiting, "state": "cancelled"}]
+    assert json.loads(told.stderr) == {"id": "nobody", "error": error}
+    assert lines(told) == [{"id": waiting, "state": "cancelled"}]

@@ -21,7 +21,9 @@ def test_every_command_has_a_place_in_the_help_and_a_help_of_its_own(run: Run) -
     assert sorted(root.commands) == sorted(command.name or "" for command in named)
     for command in named:
         assert f"  {command.name} " in shown
-        assert "--url" in run(command.name or "", "--help").stdout
+        has_store = command.name not in ("demo", "history", "completion")
+        help_text = run(command.name or "", "--help").stdout
+        assert [option in help_text for option in ("--app", "--url")] == [has_store] * 2
 
 
 def test_help_does_not_import_rich() -> None:
@@ -54,6 +56,7 @@ def test_a_typo_in_a_command_or_option_is_met_with_a_suggestion(run: Run, url: s
     assert "did you mean 'inspect'" in run("inspct", code=2).stderr
     assert "--state" in run("list", "--stat", "ready", code=2).stderr
     assert "did you mean 'requeue'" in run("dlq", "reque", code=2).stderr
+    assert "did you mean 'dlq requeue'" in run("retry", code=2).stderr
 
 
 def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, url: str) -> None:
@@ -82,6 +85,7 @@ def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, ur
         (["queues", "limit", "a", "--max-inflight", "0"], 2, "UsageError", "pause it"),
         (["queues", "pause"], 2, "UsageError", "QUEUE"),
         (["pipeline", "vacuum", "--keep", "0"], 2, "UsageError", "--keep"),
+        (["demo", "--url", "memory://"], 2, "BadInput", "leave out --url"),
         (["enqueue", "greet", "--url", "sqlite:////nowhere/at/all.db"], 3, "BackendUnavailable", "/nowhere"),
     ],
 )
@@ -89,7 +93,10 @@ def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, ur
 def test_errors_in_json(run: Run, tmp_path: Path, args: list[str], code: int, kind: str, said: str) -> None:
     """With their exit codes."""
     result = run(*args, "--json", code=code)
-    error = json.loads(result.stderr)
+    *notes, error = map(json.loads, result.stderr.splitlines())
+    assert [
+        note for note in notes if "TASKHARBOR_URL=memory://cli-test is not used" not in note["note"]
+    ] == []
     assert (error["kind"], result.stdout) == (kind, "")
     assert said in error["error"]
     assert list(tmp_path.iterdir()) == []

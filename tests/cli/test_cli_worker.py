@@ -79,12 +79,52 @@ def test_queues_by_weight_or_in_strict_order_with_limits(run: Run, make_app: Mak
     )
 
 
-@pytest.mark.parametrize("made", ["own.db", "given.db", "environment.db"])
-def test_the_apps_url_beats_the_environment_but_no_option(run: Run, make_app: MakeApp, made: str) -> None:
-    app = make_app("" if made == "environment.db" else "sqlite:///own.db")
-    args = ["--url", "sqlite:///given.db"] if made == "given.db" else []
-    run("worker", app, "--until-empty", *args, env={"TASKHARBOR_URL": "sqlite:///environment.db"})
-    assert [path.name for path in Path().glob("*.db")] == [made]
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("worker", "APP", "--until-empty"),
+        ("worker", "--until-empty", "--app", "APP"),
+        ("enqueue", "--app", "APP", "greet", '{"name": "Ada"}'),
+        ("--app", "APP", "migrate"),
+    ],
+)
+@pytest.mark.parametrize("made", ["given", "own", "environment", "taskharbor"])
+def test_one_precedence_of_stores(run: Run, make_app: MakeApp, command: tuple[str, ...], made: str) -> None:
+    """--url, the app's, the environment's, the default. A variable that loses is reported once, without its secrets."""
+    app = make_app("" if made in ("environment", "taskharbor") else "sqlite:///own.db")
+    args = [app if word == "APP" else word for word in command]
+    args += ["--url", "sqlite:///given.db"] if made == "given" else []
+    variable = "sqlite:///environment.db?token=secret"[: 24 if made == "environment" else None]
+    said = run(*args, env={} if made == "taskharbor" else {"TASKHARBOR_URL": variable}).stderr
+    assert [path.name for path in Path().glob("*.db")] == [f"{made}.db"]
+    reason = {"given": "--url is given", "own": f"the app {app} has a store of its own"}.get(made)
+    note = f"note: TASKHARBOR_URL=sqlite:///environment.db?token=*** is not used: {reason}"
+    assert said.count("note: ") == said.count(note) == (reason is not None)
+
+
+def test_an_app_is_named_once(run: Run, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app()
+    assert f"apps found here: {app}:harbor" in run("worker", code=2).stderr
+    assert "names another one" in run("worker", "--app", app, "other:app", code=2).stderr
+    monkeypatch.setenv("TASKHARBOR_APP", app)
+    run("worker", "--until-empty")
+    monkeypatch.setenv("TASKHARBOR_APP", "lost:app")
+    assert "TASKHARBOR_APP=lost:app is not used" in run("worker", app, "--until-empty").stderr
+
+
+def test_an_app_with_a_driver_has_no_url(run: Run, make_app: MakeApp) -> None:
+    text = APP.replace("{url}", "MemoryDriver()").replace(
+        "import Harbor", "import Harbor\nfrom taskharbor.drivers.memory import MemoryDriver"
+    )
+    app = make_app(text=text)
+    run("worker", app, "--until-empty")
+    assert "has a driver and no URL" in run("list", "--app", app, code=2).stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--processes", "2"]])
+def test_an_app_without_jobs_refuses_to_start(run: Run, make_app: MakeApp, more: list[str]) -> None:
+    app = make_app(text="from taskharbor import Harbor\nharbor = Harbor({url})")
+    assert "declares no job" in run("worker", app, *more, code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -199,10 +239,3 @@ def test_an_app_that_changes_is_reloaded(make_app: MakeApp, tmp_path: Path) -> N
         until(process, "serves")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
-
-
-@pytest.mark.parametrize(("command", "first"), [("worker", ""), ("spark-worker", "$TASKHARBOR_URL, else ")])
-def test_the_help_names_the_store_that_is_used_without_a_url(run: Run, command: str, first: str) -> None:
-    shown = run(command, "--help").stdout
-    assert f"[default: {first}the app's]" in " ".join(shown.split())
-    assert "sqlite:///taskharbor.db" not in shown

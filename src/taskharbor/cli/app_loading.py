@@ -31,13 +31,13 @@ def load_app(reference: str, *modules: str) -> Harbor:
             f"{name!r} is a file; an app is named by its module", hint=f"try {dotted}{colon}{attribute}"
         )
     if not name or (colon and not attribute):
-        raise BadInput(f"{reference!r}: write it like module:harbor", hint=_candidates_hint())
+        raise BadInput(f"{reference!r}: write it like module:harbor", hint=apps_nearby())
     module = _import(name)
     apps = [one for one, value in vars(module).items() if isinstance(value, Harbor) and one[0] != "_"]
     if not colon:
         usual = [one for one in USUAL_NAMES if one in apps] or apps
         if not usual:
-            raise BadInput(f"{name} has no app: nothing in it is a Harbor", hint=_candidates_hint())
+            raise BadInput(f"{name} has no app: nothing in it is a Harbor", hint=apps_nearby())
         if len(usual) > 1 and usual[0] not in USUAL_NAMES:
             raise BadInput(f"{name} has several apps", hint=" or ".join(f"{name}:{one}" for one in apps))
         attribute = usual[0]
@@ -50,7 +50,7 @@ def load_app(reference: str, *modules: str) -> Harbor:
         except Exception as error:
             raise _broken(f"a module of {reference}", error) from error
         return found
-    hint = f"it has {', '.join(f'{name}:{one}' for one in apps)}" if apps else _candidates_hint()
+    hint = f"it has {', '.join(f'{name}:{one}' for one in apps)}" if apps else apps_nearby()
     if found is None:
         raise BadInput(f"{name} has no {attribute!r}", hint=hint)
     raise BadInput(f"{name}:{attribute} is a {type(found).__name__}, not a Harbor", hint=hint)
@@ -69,7 +69,7 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as missing:
         if missing.name is not None and (name == missing.name or name.startswith(f"{missing.name}.")):
             raise BadInput(
-                f"no module named {missing.name!r} in {os.getcwd()}", hint=_candidates_hint()
+                f"no module named {missing.name!r} in {os.getcwd()}", hint=apps_nearby()
             ) from missing
         raise _broken(name, missing) from missing
     except Exception as error:
@@ -87,7 +87,7 @@ def _broken(name: str, error: Exception) -> BadInput:
     return BadInput(f"importing {name} failed: {type(error).__name__}: {said}{where}", hint=hint)
 
 
-def _candidates_hint() -> str:
+def apps_nearby() -> str:
     """Return a hint with the apps in files nearby. The files are read, not imported."""
     found: list[str] = []
     for file in sorted([*Path().glob("*.py"), *Path().glob("[!._]*/*.py")])[:500]:

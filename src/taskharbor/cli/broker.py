@@ -62,7 +62,6 @@ _MAKE_TOKENS = (
 def broker(settings: Invocation, /, **options: Any) -> None:
     """Serve a store over HTTP: a JSON API, and http:// for workers."""
     from taskharbor.worker.health import is_loopback
-    from taskharbor.worker.logs import set_up_logs
     from taskharbor.worker.process_setup import tuned_interpreter
 
     try:
@@ -74,8 +73,12 @@ def broker(settings: Invocation, /, **options: Any) -> None:
         raise MissingExtra(
             f"the broker needs packages that are not installed ({missing}): pip install 'taskharbor[broker]'"
         ) from missing
-    set_up_logs(options["log_level"], options["log_format"])
-    url = options["store"] or settings.url
+    opt.set_up_logs(settings, options)
+    logging.getLogger("uvicorn.error").setLevel(
+        logging.WARNING
+    )  # The broker says itself when it starts and ends.
+    settings.given_url = options["store"] or settings.given_url
+    url = settings.url
     host, port = server.parse_bind(options["bind"])
     tokens = _tokens(options["token_file"])
     with _hint(f"bind to 127.0.0.1, or {_MAKE_TOKENS}"):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskharbor.demo.run import DemoOutcome
 
 
-@command()
+@command(has_store=False)
 @option("--jobs", click.IntRange(min=100), "How many jobs.", 3000)
 @option("--seed", int, "The mix of jobs depends on it.", 1)
 @flag("--keep", "Keep the database, the lake and the logs to look at.")

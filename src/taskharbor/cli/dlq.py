@@ -46,7 +46,7 @@ def tell(
             continue
         code = FAILED
         if settings.json:
-            emit(batch_item(job_id, result))
+            emit(batch_item(job_id, result), err=True)
         else:
             say_error(str(result))
     return code
@@ -114,10 +114,17 @@ def purge(settings: Invocation, /, older_than: timedelta | None, yes: bool, **se
         selection = select(states=DEAD, finished_before_us=before, **selected)
         if not yes:
             page = client.list_jobs(selection, limit=LARGEST_PAGE)
+            if not page.jobs:
+                click.echo("no dead jobs match: nothing was removed")
+                return
             many = f"{len(page.jobs)} or more" if page.cursor is not None else str(len(page.jobs))
             where = f" of queue {selection.queue}" if selection.queue else ""
             age = f" that died more than {duration_text(to_micros(older_than))} ago" if older_than else ""
-            click.confirm(f"Remove {many} dead jobs{where}{age} for good?", abort=True, err=True)
+            click.confirm(
+                f"Remove {many} dead job{'' if many == '1' else 's'}{where}{age} for good?",
+                abort=True,
+                err=True,
+            )
         removed = 0
         while gone := client.purge(selection, limit=LARGEST_PAGE):
             removed += gone

@@ -5,6 +5,7 @@ Lines are sent in chunks, so memory stays flat. After a bad line the user can go
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ from taskharbor.client import CHUNK, Client, chunks, portal
 from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.records import Enqueued
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest, field_error
+from taskharbor.harbor import Harbor
 from taskharbor.jobs import JobRecord, JobRequest, Micros, UpdateFlags
 from taskharbor.requests import EncodedPayload, RecordBuilder, new_id
 
@@ -36,6 +38,7 @@ _LONGEST_NAME = 200
 @opt.command(
     epilog="\b\nExamples:\n"
     '  taskharbor enqueue greet \'{"name": "Ada"}\'\n'
+    '  taskharbor enqueue --app jobs:harbor greet \'{"name": "Ada"}\'   (checked, with the options it declares)\n'
     "  taskharbor enqueue greet --arg name=Ada --delay 10m --priority 5\n"
     "  taskharbor enqueue --from jobs.jsonl\n"
     "  taskharbor enqueue --from jobs.jsonl --once load-2026-11-17\n"
@@ -46,8 +49,8 @@ _LONGEST_NAME = 200
 @click.argument("type", required=False, metavar="[TYPE]")
 @click.argument("payload", required=False, metavar="[PAYLOAD-JSON]")
 @option("--arg -a arguments", "K=V", "One field of the payload; JSON, else text.", multiple=True)
-@option("--queue -q", "QUEUE", "Queue.  [default: default]")
-@option("--priority -p", int, "Higher runs first.  [default: 0]")
+@option("--queue -q", "QUEUE", "Queue.  [default: the one that the app declares, else default]")
+@option("--priority -p", int, "Higher runs first.  [default: as declared, else 0]")
 @option("--delay", opt.duration, "Run after this: 90, 10m, 2h.")
 @option("--run-at", opt.instant, "Run at this time (ISO 8601; local without a zone).", metavar="TIME")
 @option("--key", "KEY", "One waiting job per key: a second one changes the first.")
@@ -74,7 +77,8 @@ def enqueue(
     ids: bool | None,
     **options: Any,
 ) -> None:
-    """Enqueue a job by its type's name, or many from JSON lines."""
+    """Enqueue a job by its type's name, or many from JSON lines. With --app, declared options apply and payloads are checked."""
+    app = settings.harbor if settings.app else None
     if source is not None:
         given = [name for name, value in options.items() if value not in (None, ())]
         if type is not None or given:
@@ -89,10 +93,11 @@ def enqueue(
             opt.open_client(settings, creating=True) as client,
             progress(settings, on_terminal_only=True) as show,
         ):
+            lines = Lines(source, app)
             if once is not None:
-                enqueue_once(settings, client, Lines(source), once, show)
+                enqueue_once(settings, client, lines, once, show)
             else:
-                enqueue_lines(settings, client, Lines(source), chunk, show_ids, show)
+                enqueue_lines(settings, client, lines, chunk, show_ids, show)
         return
     if once is not None:
         raise BadInput("--once is for --from; for one job give --idempotency-key")
@@ -104,11 +109,27 @@ def enqueue(
         raise BadInput("give either --run-at or --delay, not both")
     fields = {name: value for name, value in options.items() if name in JobRequest.__struct_fields__}
     fields |= {"update": _flags(options), "headers": opt.parse_pairs(options["headers"], "--header") or None}
+    request = JobRequest(type=type, payload=decoded, **fields)
     with opt.open_client(settings, creating=True) as client:
-        (accepted,) = client.enqueue_batch([JobRequest(type=type, payload=decoded, **fields)])
+        (accepted,) = client.enqueue_batch([_declared(app, request)])
     _print_ids([accepted], settings)
     if accepted.existed and not settings.json:
         click.echo("it was there already (same key or idempotency key)", err=True)
+
+
+def _declared(app: Harbor | None, request: JobRequest) -> JobRequest:
+    """With an app: the request with the options that the app declares, its payload checked."""
+    if app is None:
+        return request
+    if request.type not in app.jobs:
+        near = difflib.get_close_matches(request.type, app.jobs, n=1, cutoff=0.5)
+        what = f"did you mean {near[0]!r}?" if near else f"it declares {', '.join(app.jobs) or 'no job'}"
+        raise InvalidRequest(
+            f"the app declares no job {request.type!r}: {what} (without an app, any type is taken)"
+        )
+    if isinstance(request.payload, EncodedPayload):
+        request.payload = app.codecs.get(request.codec or app.defaults.codec).decode(request.payload.data)
+    return app._checked([request])[0]
 
 
 def _payload(text: str | None, arguments: tuple[str, ...]) -> Any:
@@ -149,17 +170,25 @@ def _flags(options: dict[str, Any]) -> UpdateFlags | None:
 
 LONGEST_LINE = 4 * 1024 * 1024
 _decode = msgspec.json.Decoder(NewJob).decode
+_STORED = frozenset({"id", "state", "created_at"})
+"""Fields of a line that only a store sets."""
 
 
 def _request(line: bytes) -> JobRequest:
-    """A line of the file: a new job as the HTTP API takes it, or a job as `taskharbor list --json` shows it."""
+    """A line of the file: a new job as the HTTP API takes it, or a job as `taskharbor list --json --payload` shows it."""
+    if line.startswith(b'{"cursor":'):
+        raise msgspec.ValidationError("the listing stopped here: list with --all for all jobs")
     job = _decode(line)
     if job.payload_base64 is not None:
         if job.payload is not msgspec.UNSET:
             raise msgspec.ValidationError("give either payload or payload_base64, not both")
         return job_request(job, EncodedPayload(job.payload_base64))
-    payload = b"{}" if isinstance(job.payload, msgspec.UnsetType) else job.payload
-    return job_request(job, msgspec.json.decode(payload))
+    if not isinstance(job.payload, msgspec.UnsetType):
+        return job_request(job, msgspec.json.decode(job.payload))
+    if not _STORED.isdisjoint(msgspec.json.decode(line)):
+        # As a job without arguments it would replace the payload of a waiting job with the same key.
+        raise msgspec.ValidationError("a job of a listing without its payload: list it with --json --payload")
+    return job_request(job, {})
 
 
 def _reason(line: bytes, error: Exception) -> str:
@@ -187,8 +216,10 @@ class Lines:
     A line that cannot be a job ends the iteration instead of breaking it, so that what stood before it is still sent.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, app: Harbor | None = None) -> None:
         self._file = file
+        self._app = app
+        self._builder = RecordBuilder() if app is None else RecordBuilder(app.defaults, app.codecs)
         self.size: int | None = None
         with suppress(OSError, AttributeError):
             self.size = os.fstat(file.fileno()).st_size or None
@@ -199,7 +230,7 @@ class Lines:
 
     def chunks(self, size: int, clock: Callable[[], Micros]) -> Iterator[list[JobRecord]]:
         """Yield up to `size` records at once, made at the clock's time. A chunk is read when the one before it was sent."""
-        builder = RecordBuilder()
+        builder = self._builder
         for chunk in chunks(self._requests(), size):
             now, records = clock(), []
             try:
@@ -230,9 +261,10 @@ class Lines:
             if not raw.strip():
                 continue
             try:
-                request = _request(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self.bad = BadLine(number, _reason(raw, error))
+                request = _declared(self._app, _request(raw))
+            except (msgspec.DecodeError, UnicodeDecodeError, InvalidRequest, CodecError) as error:
+                is_of_the_line = isinstance(error, msgspec.DecodeError)
+                self.bad = BadLine(number, _reason(raw, error) if is_of_the_line else str(error))
                 return
             yield number, request
 

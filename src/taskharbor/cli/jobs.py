@@ -12,6 +12,7 @@ import msgspec
 
 from taskharbor.broker.models import AttemptView, JobView, job_view, model_of
 from taskharbor.cli import output as out
+from taskharbor.cli.errors import BadInput
 from taskharbor.cli.options import COUNT, Invocation, command, flag, open_client, option, queue_option
 from taskharbor.cli.output import WIDE, Column, cell
 from taskharbor.client import Client
@@ -58,6 +59,10 @@ def list_jobs(
     settings: Invocation, /, limit: int, everything: bool, cursor: str | None, payload: bool, **selected: Any
 ) -> None:
     """List jobs, newest accepted first."""
+    if payload and not settings.json:
+        raise BadInput(
+            "--payload needs --json: a table has no room for it", hint="`taskharbor inspect ID` shows one"
+        )
     states = tuple(map(JobState, selected.pop("state")))
     with open_client(settings) as client:
         listing = Listing(client, select(states=states, **selected), inf if everything else limit, cursor)
@@ -95,7 +100,7 @@ class Listing:
     def show(
         self, settings: Invocation, columns: Iterable[Column], nothing: str, *, payload: bool = False
     ) -> None:
-        """Print a document for each job, or a table. The cursor goes to stderr: stdout has only jobs."""
+        """Print a document for each job, or a table. If there are more jobs, the cursor follows."""
         if settings.json:
             for job in self:
                 out.emit(job_view(job, payload=payload))
@@ -104,8 +109,10 @@ class Listing:
         else:
             click.echo(nothing, err=True)
         if self.cursor is not None:
-            more = msgspec.json.encode({"cursor": self.cursor}).decode()
-            click.echo(more if settings.json else f"more: --cursor {self.cursor}", err=True)
+            if settings.json:
+                out.emit({"cursor": self.cursor})
+            else:
+                click.echo(f"more: --cursor {self.cursor}, or --all", err=True)
 
 
 def _columns(now: Micros, queue_shown: bool) -> list[Column]:

@@ -1,5 +1,5 @@
-"""Options of the commands: the common ones, those of several commands, and kinds of values; and a client on the store of --url,
-or a clear error."""
+"""Options of the commands: the common ones, those of several commands, and kinds of values; the app and the store that they
+name, and a client on it, or a clear error."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote
 
 import click
+import msgspec
 from click.core import ParameterSource
 
+from taskharbor.cli.app_loading import apps_nearby, load_app
 from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.client import Client
-from taskharbor.harbor import DEFAULT_URL
+from taskharbor.harbor import DEFAULT_URL, Harbor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,12 +99,66 @@ class Invocation:
 
     argv: list[str] = field(default_factory=list)
     """The command line as it came, for children that run the same one."""
-    url: str = DEFAULT_URL
-    url_is_default: bool = True
-    url_is_explicit: bool = False
-    """Given on the command line: stronger than what an app says of itself."""
+    given_url: str | None = None
+    environment_url: str | None = None
+    given_app: str | None = None
+    environment_app: str | None = None
+    modules: tuple[str, ...] = ()
+    """Modules that declare more jobs of the app."""
     json: bool = False
     debug: bool = False
+
+    @property
+    def app(self) -> str | None:
+        """The app by name, if one was named."""
+        return self.given_app or self.environment_app
+
+    @property
+    def named_app(self) -> str:
+        """The app by name, for a command that needs one."""
+        if self.app is None:
+            raise BadInput("which app? Name it like jobs:harbor, or set TASKHARBOR_APP", hint=apps_nearby())
+        return self.app
+
+    @cached_property
+    def loaded(self) -> Harbor:
+        """The app, imported."""
+        self._report_loser("TASKHARBOR_APP", self.environment_app, self.named_app, "another app is named")
+        return load_app(self.named_app, *self.modules)
+
+    @cached_property
+    def imposed_url(self) -> str | None:
+        """The store that the app is told to use: --url, or the environment's for an app without one. None: it keeps its own."""
+        own = None if self.given_url or self.app is None else self.loaded.url
+        if (chosen := self.given_url or own) is None:
+            return self.environment_url or DEFAULT_URL
+        winner = "--url is given" if self.given_url else f"the app {self.app} has a store of its own"
+        self._report_loser("TASKHARBOR_URL", self.environment_url, chosen, winner)
+        return self.given_url
+
+    @property
+    def url(self) -> str:
+        """The store: --url, else the app's, else the environment's, else the default."""
+        chosen = self.imposed_url or self.loaded.url
+        if isinstance(chosen, str):
+            return chosen
+        raise BadInput(f"the app {self.app} has a driver and no URL", hint="name its store with --url")
+
+    @cached_property
+    def harbor(self) -> Harbor:
+        """The app on the chosen store."""
+        harbor, url = self.loaded, self.imposed_url
+        if url is not None:
+            harbor.use(url)
+        return harbor
+
+    def _report_loser(self, variable: str, value: str | None, chosen: object, why: str) -> None:
+        # A worker's parent has said so for its children.
+        if value not in (None, chosen) and "--supervised" not in self.argv:
+            text = f"{variable}={shown_url(value)} is not used: {why}"
+            click.echo(
+                msgspec.json.encode({"note": text}).decode() if self.json else f"note: {text}", err=True
+            )
 
 
 def together(*options: Callable[..., Any]) -> Callable[[F], F]:
@@ -136,32 +192,41 @@ def _remember_flag(context: click.Context, parameter: click.Parameter, value: bo
         setattr(context.ensure_object(Invocation), parameter.name, True)
 
 
-def _remember_url(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    settings = context.ensure_object(Invocation)
-    explicit = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
-    if value and (explicit or not settings.url_is_explicit):
-        settings.url = value
-        settings.url_is_default = False
-        settings.url_is_explicit = explicit
+def _remember_name(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    name = parameter.name or ""
+    is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    if value:
+        setattr(context.ensure_object(Invocation), f"{'given' if is_given else 'environment'}_{name}", value)
 
 
 class Command(click.Command):
-    """A command with --url, --json and --debug, on either side of its name. They go to `Invocation`, which the command is given.
+    """A command with --app, --url, --json and --debug, on either side of its name. They go to `Invocation`, which the command is
+    given.
 
-    `store` says which store is used without --url.
+    `has_store`: False for a command that uses no store, or one that it makes.
     """
 
-    def __init__(self, *given: Any, store: str = f"$TASKHARBOR_URL, else {DEFAULT_URL}", **more: Any) -> None:
+    def __init__(self, *given: Any, has_store: bool = True, **more: Any) -> None:
         super().__init__(*given, **more)
+        self.has_store = has_store
         switch: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember_flag}
-        url: dict[str, Any] = {"metavar": "URL", "expose_value": False, "callback": _remember_url}
+        name: dict[str, Any] = {"expose_value": False, "callback": _remember_name, "hidden": not has_store}
+        default = f"the app's, else $TASKHARBOR_URL, else {DEFAULT_URL}"
         self.params += [
-            click.Option(["--url"], help=f"The store.  [default: {store}]", **url),
+            click.Option(
+                ["--app", "-A"], metavar="MODULE:APP", help="The app.  [default: $TASKHARBOR_APP]", **name
+            ),
+            click.Option(["--url"], metavar="URL", help=f"The store.  [default: {default}]", **name),
             click.Option(["--json"], help="Answer in JSON, errors too.", **switch),
             click.Option(["--debug"], help="Show tracebacks of errors.", **switch),
         ]
         if self.callback is not None:
             self.callback = click.pass_obj(self.callback)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if not self.has_store and ctx.ensure_object(Invocation).given_url:
+            raise BadInput(f"`{ctx.command_path}` does not use your store: leave out --url")
+        return super().invoke(ctx)
 
 
 command = partial(click.command, cls=Command)
@@ -171,13 +236,16 @@ class Group(Command, click.Group):
     """A group of commands. For a mistyped name, the error suggests the most similar command."""
 
     command_class = Command
+    other_names: ClassVar[dict[str, str]] = {}
+    """Names that other tools have for a command, which a mistyped name is not."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], known, n=1, cutoff=0.5)
+            other = self.other_names.get(args[0])
+            near = [other] if other else difflib.get_close_matches(args[0], known, n=1, cutoff=0.5)
             suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"
             raise click.UsageError(f"no command {args[0]!r}{suggestion}", ctx)
         return super().resolve_command(ctx, args)
@@ -190,7 +258,8 @@ queue_option = option("--queue -q", "QUEUE", "Only this queue.")
 
 log_options = together(
     click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"])),
-    click.option("--log-format", default="text", type=click.Choice(["text", "json"])),
+    click.option("--log-format", default="text", type=click.Choice(["text", "json"]), help="--json: json."),
+    flag("--no-tracebacks", "Errors in one line: no tracebacks in the log."),
 )
 
 
@@ -206,6 +275,15 @@ def _by_queue(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ..
         else:
             raise click.BadParameter(f"{pair!r}: write it like mail=2")
     return pairs if counts.keys() <= set(pairs) else counts
+
+
+def set_up_logs(settings: Invocation, options: dict[str, Any]) -> None:
+    """Set up the log of a command that serves. With --json or --log-format json, every line on stderr is JSON."""
+    from taskharbor.worker.logs import set_up_logs
+
+    settings.json = settings.json or options["log_format"] == "json"
+    options["log_format"] = "json" if settings.json else "text"
+    set_up_logs(options["log_level"], options["log_format"], tracebacks=not options["no_tracebacks"])
 
 
 worker_options = together(
@@ -254,13 +332,14 @@ _SECRET = re.compile("pass|secret|token|key|credential|sig", re.IGNORECASE)
 
 @contextmanager
 def open_client(settings: Invocation, *, creating: bool = False) -> Iterator[Client]:
-    """A client for the time of a command. Only commands that add something may make a new database file."""
+    """A client for the time of a command. Only commands that add something may make a new database file. They get the app's
+    client, if an app is named: its defaults and codecs count."""
     if creating and settings.url == "memory://":
         hint = "name another store with --url or TASKHARBOR_URL"
         raise BadInput("memory:// is a new store inside this process: it ends with the command", hint=hint)
     if not creating:
         require_store(settings)
-    with closing(Client(settings.url)) as client:
+    with closing(settings.harbor.client if creating and settings.app else Client(settings.url)) as client:
         yield client
 
 
@@ -269,9 +348,11 @@ def require_store(settings: Invocation) -> None:
     file = store_file(settings.url)
     if file is None or file.exists():
         return
-    if settings.url_is_default:
+    if settings.url == DEFAULT_URL:
         said = f"there is no {file} in {Path.cwd()}"
-        hint = "go to your app's folder, or name the store with --url or TASKHARBOR_URL; "
+        hint = (
+            "go to your app's folder, or name the app with --app, or the store with --url or TASKHARBOR_URL; "
+        )
         hint += "the first `taskharbor enqueue` makes one"
     else:
         said = f"there is no database {file} (from {shown_url(settings.url)})"

@@ -45,9 +45,9 @@ STATES = {
 """The colour of each state, and its name on a narrow terminal."""
 
 
-def emit(document: Any) -> None:
-    """One JSON document on one line."""
-    click.echo(msgspec.json.encode(document).decode())
+def emit(document: Any, *, err: bool = False) -> None:
+    """One JSON document on one line, of stderr if it is about an error."""
+    click.echo(msgspec.json.encode(document).decode(), err=err)
 
 
 def answer(settings: Invocation, document: Any, text: str) -> None:

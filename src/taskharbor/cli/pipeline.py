@@ -176,7 +176,7 @@ def _require_lake(folder: Path) -> None:
 # -- a log to try it on --------------------------------------------------------------------------------------
 
 
-@opt.command()
+@opt.command(has_store=False)
 @option("--rows", opt.COUNT, "How many attempts.", 100_000)
 @option("--days", opt.COUNT, "Over how many days.", 7)
 @option("--seed", int, "The same seed makes the same rows.", 0)

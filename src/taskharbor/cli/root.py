@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from click.shell_completion import get_completion_class
@@ -30,7 +30,7 @@ _INSTALL = {
 }
 
 
-@command(epilog="\b\nTo install:\n" + "\n".join(f"  {line}" for line in _INSTALL.values()))
+@command(has_store=False, epilog="\b\nTo install:\n" + "\n".join(f"  {line}" for line in _INSTALL.values()))
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
 def completion(settings: Invocation, shell: str) -> None:
     """Print the completion script of a shell."""
@@ -50,6 +50,25 @@ SECTIONS: tuple[tuple[str, tuple[click.Command, ...]], ...] = (
 
 class Root(Group):
     """Says errors in its own words, and orders its help."""
+
+    other_names: ClassVar[dict[str, str]] = {
+        other: name
+        for name, others in (
+            ("worker", "run start work"),
+            ("enqueue", "send push add call defer"),
+            ("stats", "status info monitor"),
+            ("inspect", "show get job"),
+            ("list", "jobs ls failed"),
+            ("queues pause", "pause"),
+            ("queues resume", "resume"),
+            ("cancel", "stop revoke"),
+            ("dlq requeue", "retry requeue"),
+            ("dlq purge", "purge delete remove"),
+            ("broker", "serve server"),
+            ("doctor", "check health"),
+        )
+        for other in others.split()
+    }
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
         argv = list(sys.argv[1:] if args is None else args)

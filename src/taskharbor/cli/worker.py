@@ -18,7 +18,7 @@ import msgspec
 
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
-from taskharbor.cli.app_loading import load_app, put_current_folder_first
+from taskharbor.cli.app_loading import put_current_folder_first
 from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Column, cell, count_text
@@ -116,16 +116,27 @@ def report_to_parent(snapshot: Callable[[], dict[str, Any]], fd: int) -> None:
 
 
 OFF = "off"
+_references = click.argument("references", metavar="[MODULE[:APP]] [MODULE]...", nargs=-1)
+
+
+def name_app(settings: Invocation, references: tuple[str, ...]) -> None:
+    """The first name is the app's, unless --app names it. The others are modules that declare more of its jobs."""
+    if references and not settings.given_app:
+        settings.given_app, *references = references
+    if named := [one for one in references if ":" in one]:
+        raise BadInput(
+            f"{settings.given_app} is the app, and {named[0]!r} names another one",
+            hint="leave one out; a further module is written without a colon",
+        )
+    settings.modules = tuple(references)
 
 
 @opt.command(
-    store="the app's",
     epilog="With --processes, a parent restarts what crashes and --health answers for all of them: ready when every "
     "process is. --max-jobs and --max-seconds count for each process. SIGTERM or Ctrl-C: running jobs are "
     "finished; a second one: at once.",
 )
-@click.argument("app", metavar="MODULE[:APP]")
-@click.argument("modules", metavar="[MODULE]...", nargs=-1)
+@_references
 @opt.worker_options
 @flag("--every-type", "Claim jobs of every type. One that the app does not declare is dead.")
 @option("--heartbeat", opt.duration, "Between renewals.  [default: a third of the lease]")
@@ -136,15 +147,14 @@ OFF = "off"
 @flag("--health-public", "Let --health listen beyond this host.")
 @opt.log_options
 @option("--supervised", int, "Status pipe of the parent; stdin closes with it.", hidden=True)
-def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
+def worker(settings: Invocation, /, references: tuple[str, ...], **options: Any) -> int | None:
     """Run jobs of the app that MODULE:APP names (`jobs:harbor`). More modules that declare its jobs may follow."""
-    from taskharbor.worker.logs import set_up_logs
-
-    set_up_logs(options["log_level"], options["log_format"])
+    opt.set_up_logs(settings, options)
+    name_app(settings, references)
     put_current_folder_first()
     if options["processes"] > 1 or options["reload"]:
-        return _supervise(settings, app, options)
-    harbor = _app(settings, app, options["modules"])
+        return _supervise(settings, options)
+    harbor = settings.harbor
     one = harbor.worker(**opt.chosen_options(options))
     supervised = options["supervised"]
     if supervised is None:
@@ -156,13 +166,6 @@ def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
     with _health(options, lambda: _look(one)):
         one.run()
     return None
-
-
-def _app(settings: Invocation, reference: str, modules: Iterable[str]) -> Harbor:
-    harbor = load_app(reference, *modules)
-    if settings.url_is_explicit:
-        harbor.use(settings.url)
-    return harbor
 
 
 def _look(one: Worker) -> tuple[bool, dict[str, Any]]:
@@ -185,14 +188,14 @@ def _health(options: dict[str, Any], look: Look) -> Iterator[None]:
         said = f"cannot serve health at {host}:{port}: {error.strerror or error}"
         raise CommandFailed(said, hint="choose another port") from error
     server.start()
-    click.echo(f"health at http://{server.address}/health and /ready", err=True)
+    log.info("health at http://%s/health and /ready", server.address)
     try:
         yield
     finally:
         server.stop()
 
 
-def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
+def _supervise(settings: Invocation, options: dict[str, Any]) -> int:
     from taskharbor.worker.supervise import Supervisor
 
     count, reload = options["processes"], options["reload"]
@@ -201,7 +204,7 @@ def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
         # Not imported here: the parent must outlive an app that cannot be imported at the moment.
         _banner(None, label, options, options["queues"])
     else:
-        harbor = _app(settings, app, options["modules"])
+        harbor = settings.harbor
         if not harbor.driver().capabilities.multi_process:
             hint = "leave out --processes, or use a store like sqlite:///jobs.db"
             said = "this store lives in one process; several would not see each other's jobs"
@@ -215,7 +218,7 @@ def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
         finite=bool(options["until_empty"] or options["max_jobs"] or options["max_seconds"]),
         reload=reload,
     )
-    folder = app_folder(app.partition(":")[0])
+    folder = app_folder(settings.named_app.partition(":")[0])
     watch = watched_files(folder, supervisor.changed) if reload else nullcontext()
     with watch, _health(options, supervisor.look):
         return supervisor.run()
@@ -247,20 +250,20 @@ LINE_EVERY = 5.0
 
 @opt.command(
     "spark-worker",
-    store="$TASKHARBOR_URL, else the app's",
     epilog="One worker per task slot, each a Spark job of its own: a lost executor takes only its own down, and that one is "
     "started again. Bounds count for each worker, except --max-seconds. Ctrl-C: running jobs are finished; a second one: "
     "the tasks are cancelled, and jobs run again when their leases expire.",
 )
-@click.argument("app", metavar="MODULE[:APP]", required=False)
+@click.argument("references", metavar="[MODULE[:APP]]", nargs=-1)
 @option("--workers -n", opt.COUNT, "How many.  [default: one per task slot]")
 @opt.worker_options
 @option("--master", "URL", "local[4], spark://host:7077, ...  [default: local[*], or spark-submit's]")
 @option("--conf confs", "KEY=VALUE", "A Spark setting; repeat.", multiple=True)
 @option("--py-files", "FILE", "Ship this .py, .zip or .egg to the executors; repeat.", multiple=True)
 @option("--stop stopped_run", "RUN", "Stop a run, from anywhere: its name is shown when it starts.")
-def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> None:
+def spark_worker(settings: Invocation, /, references: tuple[str, ...], **options: Any) -> None:
     """Run jobs of the app that MODULE:APP names, inside Spark tasks."""
+    name_app(settings, references)
     # Spark is an extra, and takes a second to import: imported on demand.
     if run := options["stopped_run"]:
         from taskharbor.spark.workers.stop_mark import ask_to_stop
@@ -269,8 +272,12 @@ def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> No
         ask_to_stop(settings.url, run)
         out.answer(settings, {"run": run, "asked_to_stop": True}, f"run {run} was asked to stop")
         return
-    if app is None:
-        raise BadInput("which app?", hint="name it like jobs:harbor")
+    app = settings.named_app
+    if settings.modules:
+        raise BadInput(
+            f"{settings.modules[0]!r}: an executor imports the app alone",
+            hint="Harbor(imports=[...]) names more modules",
+        )
     from taskharbor.spark.session import local_session
     from taskharbor.spark.workers import run_on_executors
 
@@ -288,7 +295,7 @@ def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> No
             summary = run_on_executors(
                 spark,
                 app,
-                None if settings.url_is_default else settings.url,
+                settings.imposed_url,
                 workers=options["workers"],
                 started=started,
                 progress=lambda now: show(_line(now)),

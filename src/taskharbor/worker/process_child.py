@@ -30,6 +30,7 @@ from taskharbor.jobs import Failure, JobRecord, Micros
 from taskharbor.middleware import Call, Job, Raised, entered, function_call, set_current_job, validate
 from taskharbor.signals import Cancel, HandlerSignal, Retry, Snooze, Unrecoverable, find_signal
 from taskharbor.worker.decide import describe, encode_result
+from taskharbor.worker.logs import JobFields, capture_warnings
 
 _TERMINAL = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -177,7 +178,10 @@ class Child:
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, name="taskharbor-worker-link", daemon=True).start()
-        logging.getLogger().addHandler(_Forward(self._send))
+        forward = _Forward(self._send)
+        forward.addFilter(JobFields())
+        logging.getLogger().addHandler(forward)
+        capture_warnings()
         for name, level in self._orders.log_levels.items():
             logging.getLogger(name).setLevel(level)
         for wanted in self._orders.handlers:

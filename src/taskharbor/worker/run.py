@@ -346,6 +346,8 @@ class BatchRunner(BufferedRunner):
 
     async def _run(self) -> None:
         holds, batch, self._task = list(self._running), self._batch, asyncio.current_task()
+        began = self._loop.time()
+        log.debug("%s starts with %d jobs", self._handler.type, len(holds))
         try:
             now = self._now()
             # A worker that was frozen comes to some late: by now they may run elsewhere.
@@ -362,6 +364,8 @@ class BatchRunner(BufferedRunner):
         finally:
             self._task = None
             self._running = {}
+            seconds = self._loop.time() - began
+            log.debug("%s ended with %d jobs after %.3f s", self._handler.type, len(holds), seconds)
             self._leave(holds)
             self._pump()
 

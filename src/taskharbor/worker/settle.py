@@ -15,7 +15,7 @@ import msgspec
 
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import JobError, LeaseMismatch
-from taskharbor.jobs import Outcome
+from taskharbor.jobs import Failure, Outcome
 from taskharbor.worker.fetch import Assignment, BackendLoop
 from taskharbor.worker.run import Hold
 
@@ -34,6 +34,8 @@ class SettleLoop(BackendLoop):
         self._finished: deque[Hold] = deque()
         self._wake = asyncio.Event()
         self._asleep = False
+        self._last_failure: Failure | None = None
+        """Rows of a batch that failed together share one failure: its traceback is logged once."""
 
     def finished(self, hold: Hold) -> None:
         """From the handlers' thread: an execution ended."""
@@ -92,7 +94,9 @@ class SettleLoop(BackendLoop):
         if RetryAt in kinds or Fail in kinds:
             for hold in written:
                 if isinstance(hold.settlement, (RetryAt, Fail)):
-                    _log_failure(hold, hold.settlement)
+                    error = hold.settlement.error
+                    _log_failure(hold, hold.settlement, with_traceback=error is not self._last_failure)
+                    self._last_failure = error
 
     def _without_refused(self, batch: list[Hold], answers: Sequence[JobError | None]) -> list[Hold]:
         written: list[Hold] = []
@@ -121,19 +125,30 @@ def _current(hold: Hold) -> Settlement:
     return msgspec.structs.replace(settlement, token=hold.token)
 
 
-def _log_failure(hold: Hold, settlement: RetryAt | Fail) -> None:
-    record = hold.record
-    outcome = _OUTCOMES[type(settlement)]
-    log.warning(
-        "%s %s %s after attempt %d of %d: %s",
-        record.type,
-        record.id,
-        "will be retried" if outcome is Outcome.RETRIED else "is dead",
-        settlement.attempts + record.stalls,
-        record.max_attempts,
-        settlement.error.type,
-        extra={"job_id": record.id, "job_type": record.type, "queue": record.queue, "outcome": str(outcome)},
+def _log_failure(hold: Hold, settlement: RetryAt | Fail, *, with_traceback: bool) -> None:
+    job, error, outcome = hold.record, settlement.error, _OUTCOMES[type(settlement)]
+    level = logging.WARNING if outcome is Outcome.RETRIED else logging.ERROR
+    if not log.isEnabledFor(level):
+        return
+    attempt = settlement.attempts + job.stalls
+    what = "will be retried" if outcome is Outcome.RETRIED else "is dead"
+    reason = error.text.partition("\n")[0]
+    text = f"{job.type} {job.id} {what} after attempt {attempt} of {job.max_attempts}: {reason}"
+    record = log.makeRecord(
+        *(log.name, level, __file__, 0, text, (), None),
+        extra={
+            "job_id": job.id,
+            "job_type": job.type,
+            "queue": job.queue,
+            "outcome": str(outcome),
+            "attempt": attempt,
+            "error_type": error.type,
+            "error_message": error.message,
+        },
     )
+    if with_traceback:
+        record.exc_text = error.detail  # The exception itself may have come from another process.
+    log.handle(record)
 
 
 _OUTCOMES: dict[type[Settlement | None], Outcome] = {

@@ -38,6 +38,7 @@ from taskharbor.middleware import Call, Job, Middleware, chain, entered, functio
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.backend_loop import Engine
 from taskharbor.worker.fetch import Allowance, Assignment, Outage, WorkerConfig
+from taskharbor.worker.logs import logged
 from taskharbor.worker.process_setup import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
 from taskharbor.worker.run import BatchRunner, BufferedRunner, Runner, ThreadPool
@@ -365,8 +366,12 @@ class Worker:
     ) -> BufferedRunner:
         if batched is not None:
             return BatchRunner(batched, threads=threads, codecs=self._codecs, now=clock.now)
+        outermost = logged if log.isEnabledFor(logging.DEBUG) else lambda call: call
         chains = {
-            name: (handler, chain(handler, self._codecs, self._middleware, self._innermost(handler, threads)))
+            name: (
+                handler,
+                outermost(chain(handler, self._codecs, self._middleware, self._innermost(handler, threads))),
+            )
             for name, handler in self._handlers.items()
         }
         return Runner(chains, concurrency=config.concurrency, codecs=self._codecs, now=clock.now)
