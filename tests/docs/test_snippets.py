@@ -1,11 +1,14 @@
-"""Every Python block of the README and the docs runs, in order, one namespace a page.
+"""Every Python block of the docs runs, in order, one namespace a page. The README is typed as it stands.
 
 Console blocks run too, where they call `taskharbor`. A page whose blocks need nothing but the package is a page a
 newcomer can follow.
 """
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,8 @@ from click.testing import CliRunner
 from taskharbor.cli.root import root
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 FENCE = re.compile(r"^ *```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+?)(?:#([^)]*))?\)")
 
@@ -44,13 +48,45 @@ def test_console_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monk
             assert ran.exit_code == 0, f"{line}\n{ran.output}"
 
 
+def test_the_readme_as_it_is_typed(tmp_path: Path) -> None:
+    """In an empty folder: files are saved under the name in their first line, and all commands run in one shell."""
+    here, tools = tmp_path / "here", tmp_path / "tools"
+    here.mkdir()
+    tools.mkdir()
+    for name, command in (("python", ""), ("taskharbor", "-m taskharbor")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command} "$@"\n')
+        (tools / name).chmod(0o755)
+    script = ["set -e"]
+    for language, source in blocks(README):
+        if language == "python":
+            name = source.partition("\n")[0].removeprefix("# ")
+            script.append(f"cat > {shlex.quote(name)} <<'END'\n{source}END")
+        lines = [line.removeprefix("$ ") for line in source.splitlines() if line.startswith("$ ")]
+        script += [line for line in lines if line.split()[0] not in ("make", "pip")]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TASKHARBOR_")}
+    environment = {**kept, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    typed = subprocess.run(
+        ["sh", "-c", "\n".join(script)],
+        cwd=here,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert typed.returncode == 0, typed.stdout + typed.stderr
+    assert "done HELLO Ada!" in typed.stdout
+    assert "stopped after 1 executions" in typed.stderr  # What `enqueue` added, the worker ran.
+    assert "warning" not in typed.stderr
+    assert sorted(path.name for path in here.glob("*.db")) == ["taskharbor.db"]
+
+
 def anchors(page: Path) -> set[str]:
     """Of each heading, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [README, *PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     links = [(page.parent / to, anchor) for to, anchor in LINK.findall(page.read_text()) if "://" not in to]
     assert [to for to, _ in links if not to.exists()] == []

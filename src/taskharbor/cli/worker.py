@@ -122,13 +122,13 @@ _references = click.argument("references", metavar="[MODULE[:APP]] [MODULE]...",
 def name_app(settings: Invocation, references: tuple[str, ...]) -> None:
     """The first name is the app's, unless --app names it. The others are modules that declare more of its jobs."""
     if references and not settings.given_app:
-        settings.given_app, *references = references
+        settings.given_app, references = references[0], references[1:]
     if named := [one for one in references if ":" in one]:
         raise BadInput(
             f"{settings.given_app} is the app, and {named[0]!r} names another one",
             hint="leave one out; a further module is written without a colon",
         )
-    settings.modules = tuple(references)
+    settings.modules = references
 
 
 @opt.command(
