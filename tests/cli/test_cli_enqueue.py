@@ -60,6 +60,7 @@ def test_a_second_one_of_a_key_says_that_it_was_there(run: Run, url: str) -> Non
     [
         ([], "say which type"),
         (["greet", "{"], "not JSON"),
+        (["greet", "{name:", "Ada}"], "here are 2: {name: Ada}"),
         (["greet", "{}", "--arg", "a=1"], "not both"),
         (["greet", "--arg", "a"], "name=value"),
         (["greet", "--delay", "soon"], "not a duration"),

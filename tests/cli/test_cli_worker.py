@@ -160,6 +160,9 @@ def test_no_app(run: Run, make_app: MakeApp, text: str, named: str, complaint: s
         (["--limit", "mail=2"], "this worker serves ['default']"),
         (["--queue", "a=2", "--queue", "b", "--strict"], "queues={'a': 2, 'b': 1} has weights"),
         (["--wait-for-retries"], "give that too"),
+        (["--concurrency", "many"], "'many' is not a whole number"),
+        (["--type", "gret"], "declares no job 'gret': did you mean 'greet'?"),
+        (["--type", "x", "--processes", "2"], "it declares greet, slow"),
     ],
 )
 def test_bad_options_are_refused(run: Run, make_app: MakeApp, args: list[str], complaint: str) -> None:

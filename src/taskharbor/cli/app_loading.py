@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from taskharbor.cli.errors import BadInput
+from taskharbor.errors import InvalidRequest
 from taskharbor.harbor import Harbor
 
 USUAL_NAMES = ("harbor", "app")
@@ -50,10 +52,19 @@ def load_app(reference: str, *modules: str) -> Harbor:
         except Exception as error:
             raise _broken(f"a module of {reference}", error) from error
         return found
-    hint = f"it has {', '.join(f'{name}:{one}' for one in apps)}" if apps else apps_nearby()
+    useful = [one for one in apps if vars(module)[one].handlers] or apps  # An app without jobs is no help.
+    hint = f"it has {', '.join(f'{name}:{one}' for one in useful)}" if apps else apps_nearby()
     if found is None:
         raise BadInput(f"{name} has no {attribute!r}", hint=hint)
     raise BadInput(f"{name}:{attribute} is a {type(found).__name__}, not a Harbor", hint=hint)
+
+
+def require_job(app: Harbor, type: str) -> None:
+    """Refuse a type that the app does not declare."""
+    if type not in app.jobs:
+        near = difflib.get_close_matches(type, app.jobs, n=1, cutoff=0.5)
+        what = f"did you mean {near[0]!r}?" if near else f"it declares {', '.join(app.jobs) or 'none'}"
+        raise InvalidRequest(f"the app declares no job {type!r}: {what}")
 
 
 def put_current_folder_first() -> None:

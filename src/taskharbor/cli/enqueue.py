@@ -5,7 +5,6 @@ Lines are sent in chunks, so memory stays flat. After a bad line the user can go
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ import msgspec
 from taskharbor.broker.models import NewJob, job_request
 from taskharbor.bulk import publish_staged, stage
 from taskharbor.cli import options as opt
+from taskharbor.cli.app_loading import require_job
 from taskharbor.cli.errors import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Show, answer, emit, progress
@@ -47,7 +47,7 @@ _LONGEST_NAME = 200
     '  {"type": "greet", "payload": {"name": "Ada"}, "queue": "mail", "delay_seconds": 60}'
 )
 @click.argument("type", required=False, metavar="[TYPE]")
-@click.argument("payload", required=False, metavar="[PAYLOAD-JSON]")
+@click.argument("words", metavar="[PAYLOAD-JSON]", nargs=-1)
 @option("--arg -a arguments", "K=V", "One field of the payload; JSON, else text.", multiple=True)
 @option("--queue -q", "QUEUE", "Queue.  [default: the one that the app declares, else default]")
 @option("--priority -p", int, "Higher runs first.  [default: as declared, else 0]")
@@ -70,7 +70,7 @@ def enqueue(
     settings: Invocation,
     /,
     type: str | None,
-    payload: str | None,
+    words: tuple[str, ...],
     source: Any,
     chunk: int,
     once: str | None,
@@ -104,7 +104,7 @@ def enqueue(
     if type is None:
         hint = "`taskharbor enqueue --help` has examples"
         raise BadInput("say which type of job, or give --from FILE", hint=hint)
-    decoded = _payload(payload, options["arguments"])
+    decoded = _payload(words, options["arguments"])
     if options["run_at"] is not None and options["delay"] is not None:
         raise BadInput("give either --run-at or --delay, not both")
     fields = {name: value for name, value in options.items() if name in JobRequest.__struct_fields__}
@@ -121,18 +121,22 @@ def _declared(app: Harbor | None, request: JobRequest) -> JobRequest:
     """With an app: the request with the options that the app declares, its payload checked."""
     if app is None:
         return request
-    if request.type not in app.jobs:
-        near = difflib.get_close_matches(request.type, app.jobs, n=1, cutoff=0.5)
-        what = f"did you mean {near[0]!r}?" if near else f"it declares {', '.join(app.jobs) or 'no job'}"
-        raise InvalidRequest(
-            f"the app declares no job {request.type!r}: {what} (without an app, any type is taken)"
-        )
+    require_job(app, request.type)
     if isinstance(request.payload, EncodedPayload):
         request.payload = app.codecs.get(request.codec or app.defaults.codec).decode(request.payload.data)
     return app._checked([request])[0]
 
 
-def _payload(text: str | None, arguments: tuple[str, ...]) -> Any:
+_QUOTE = 'quote it for the shell: \'{"name": "Ada"}\', or use --arg name=Ada'
+
+
+def _payload(words: tuple[str, ...], arguments: tuple[str, ...]) -> Any:
+    if len(words) > 1:
+        raise BadInput(
+            f"the payload is one word for the shell, and here are {len(words)}: {' '.join(words)}",
+            hint=_QUOTE,
+        )
+    text = words[0] if words else None
     if text is not None and arguments:
         raise BadInput("give the payload as JSON or by --arg, not both")
     if arguments:
@@ -144,8 +148,7 @@ def _payload(text: str | None, arguments: tuple[str, ...]) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        hint = 'quote it for the shell: \'{"name": "Ada"}\', or use --arg name=Ada'
-        raise BadInput(f"the payload is not JSON: {error}", hint=hint) from None
+        raise BadInput(f"the payload is not JSON: {error}", hint=_QUOTE) from None
 
 
 def _guess(value: str) -> Any:

@@ -93,7 +93,8 @@ def _problem_of(error: BaseException, settings: Invocation) -> CommandFailed:
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else "taskharbor"
         hint = f"`{where} --help` lists what it takes"
-        return CommandFailed(error.format_message(), hint=hint, code=BAD_INPUT, kind="UsageError")
+        said = error.format_message().replace("a valid integer range", "a whole number")
+        return CommandFailed(said, hint=hint, code=BAD_INPUT, kind="UsageError")
     if isinstance(error, click.ClickException):
         return CommandFailed(error.format_message(), code=error.exit_code, kind=kind)
     if isinstance(error, TaskHarborError):

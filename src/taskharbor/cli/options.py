@@ -258,7 +258,12 @@ queue_option = option("--queue -q", "QUEUE", "Only this queue.")
 
 log_options = together(
     click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"])),
-    click.option("--log-format", default="text", type=click.Choice(["text", "json"]), help="--json: json."),
+    click.option(
+        "--log-format",
+        default="text",
+        type=click.Choice(["text", "json"]),
+        help="The log. --json means json.",
+    ),
     flag("--no-tracebacks", "Errors in one line: no tracebacks in the log."),
 )
 
