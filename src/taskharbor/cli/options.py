@@ -117,7 +117,9 @@ class Invocation:
     def named_app(self) -> str:
         """The app by name, for a command that needs one."""
         if self.app is None:
-            raise BadInput("which app? Name it like jobs:harbor, or set TASKHARBOR_APP", hint=apps_nearby())
+            raise BadInput(
+                "which app? Either name it like jobs:harbor, or set TASKHARBOR_APP", hint=apps_nearby()
+            )
         return self.app
 
     @cached_property
