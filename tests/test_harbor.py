@@ -294,7 +294,7 @@ def test_a_number_as_retry_is_the_number_of_executions(harbor: Harbor) -> None:
         ({"queue": 5}, "queue"),
         ({"max_attempts": "3"}, "max_attempts"),
         ({"timeout": "5s"}, "timeout '5s': give seconds"),
-        ({"backoff": 5}, "backoff 5: seconds as"),
+        ({"backoff": 5}, "backoff 5: give seconds as"),
         ({"priority": 10**9}, "priority"),
         ({"isolation": "loop"}, "would block the event loop"),
         ({"isolation": "process"}, "at the top of a module"),

@@ -39,8 +39,8 @@ def test_fixed_delays_repeat_the_last() -> None:
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: FixedDelays([]), "delay"),
-        (lambda: FixedDelays([1, -1]), "delay"),
+        (lambda: FixedDelays([]), "seconds"),
+        (lambda: FixedDelays([1, -1]), "none negative"),
         (lambda: ExponentialBackoff(factor=0.5), "factor"),
     ],
 )

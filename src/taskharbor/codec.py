@@ -94,7 +94,9 @@ class CodecRegistry:
         """
         codec = self._codecs.get(name)
         if codec is None:
-            raise CodecError(f"unknown codec {name!r} (known: {', '.join(sorted(self._codecs))})")
+            raise CodecError(
+                f"unknown codec {name!r} (known: {', '.join(sorted(self._codecs))}): register it before the jobs that use it"
+            )
         return codec
 
     def register(self, codec: Codec) -> None:
@@ -122,11 +124,13 @@ def decode_result(codec: Codec, data: bytes | None, type: Any = Any) -> Any:
 
 def encode_checked(codec: Codec, value: Any, type: Any, name: str) -> bytes:
     """Encode a payload and check that its handler can read it: an error here is better than a dead job."""
-    payload = codec.encode(value)
     try:
+        payload = codec.encode(value)
         codec.decode(payload, type)
     except PayloadInvalid as misfit:
         raise InvalidRequest(f"{name}: {misfit}") from misfit
+    except CodecError as misfit:
+        raise CodecError(f"{name}: {misfit}") from misfit
     return payload
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import msgspec
 
 from taskharbor.codec import Codec, CodecRegistry, NotKept, decode_result
-from taskharbor.errors import JobFailed, ResultNotKept
+from taskharbor.errors import CodecError, JobFailed, PayloadInvalid, ResultNotKept
 from taskharbor.jobs import Attempt, JobRecord, JobState
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class JobHandle(Generic[R]):
 
         Raises:
             JobFailed: The job is dead or cancelled.
+            CodecError: The result does not fit the annotation of the function.
             ResultNotKept: The job is done, and its result was too large or could not be encoded.
             WaitTimeout: The job has not ended after `timeout` seconds.
             RuntimeError: An event loop runs in this thread, and the call would stop it. Await `result_async`.
@@ -152,7 +153,13 @@ class JobHandle(Generic[R]):
 
 def kept_result(codec: Codec, record: JobRecord, data: bytes | None, type: Any) -> Any:
     """Decode the result of a job that is done. Raises ResultNotKept if it was not stored."""
-    result = decode_result(codec, data, type)
+    try:
+        result = decode_result(codec, data, type)
+    except PayloadInvalid as misfit:
+        raise CodecError(
+            f"job {record.id} ({record.type}) is done, and its result does not fit the annotation {type!r} of the function: "
+            f"{misfit.__cause__}"
+        ) from misfit
     if isinstance(result, NotKept):
         raise ResultNotKept(
             f"job {record.id} ({record.type}) is done, and its result was not kept: {result.reason}"

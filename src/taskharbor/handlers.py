@@ -64,6 +64,15 @@ class JobOptions(DeclaredOptions, total=False):
     size: int
 
 
+def check_result_bytes(owner: str, limit: int) -> None:
+    """Refuse a bound of results that no store keeps."""
+    if not isinstance(limit, int) or not 0 <= limit <= MOST_RESULT_BYTES:
+        raise InvalidRequest(
+            f"{owner}: max_result_bytes={limit!r}: from 0 to {MOST_RESULT_BYTES}; store more elsewhere and return a reference "
+            "to it"
+        )
+
+
 class Handler(msgspec.Struct):
     """The code of one job type, where it runs, and how its failures are handled.
 
@@ -97,11 +106,17 @@ class Handler(msgspec.Struct):
     """Module and name under which a worker process finds the function again."""
 
     def __post_init__(self) -> None:
+        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
+            raise InvalidRequest(
+                f"{self.type!r} is a generator function (it has a yield), and its body would never run: return a value"
+            )
         self.is_async = inspect.iscoroutinefunction(self.function)
         if self.isolation is None:
             self.isolation = "loop" if self.is_async else "thread"
         if self.isolation not in ("loop", "thread", "process"):
-            raise InvalidRequest(f"isolation {self.isolation!r}: choose 'loop', 'thread' or 'process'")
+            raise InvalidRequest(
+                f"{self.type!r}: isolation={self.isolation!r}: choose 'loop', 'thread' or 'process'"
+            )
         if self.isolation == "loop" and not self.is_async:
             raise InvalidRequest(
                 f"{self.type!r} is a plain function and would block the event loop: make it 'async def', or use threads"
@@ -110,22 +125,21 @@ class Handler(msgspec.Struct):
             raise InvalidRequest(
                 f"{self.type!r} is 'async def': it runs on the loop or in a process, not on a thread"
             )
-        if self.retry is not None and not callable(getattr(self.retry, "next_delay", None)):
+        is_policy = callable(getattr(self.retry, "next_delay", None)) and not isinstance(self.retry, type)
+        if self.retry is not None and not is_policy:
             raise InvalidRequest(
-                f"{self.type!r}: retry={self.retry!r}: give the number of executions, as in retry=3, or a policy with "
+                f"{self.type!r}: retry={self.retry!r}: give the number of executions, as in retry=3, or an object with "
                 "next_delay(job, attempt, error)"
             )
         if self.on_invalid not in ("dead", "complete"):
-            raise InvalidRequest(f"on_invalid {self.on_invalid!r}: choose 'dead' or 'complete'")
-        if not isinstance(self.max_result_bytes, int) or not 0 <= self.max_result_bytes <= MOST_RESULT_BYTES:
             raise InvalidRequest(
-                f"{self.type!r}: max_result_bytes={self.max_result_bytes!r}: from 0 to {MOST_RESULT_BYTES}; store more elsewhere "
-                "and return a reference to it"
+                f"{self.type!r}: on_invalid={self.on_invalid!r}: choose 'dead' or 'complete'"
             )
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
             raise InvalidRequest(
                 f"{self.type!r}: size={self.size!r}: give the number of places that it takes, from 1"
             )
+        check_result_bytes(repr(self.type), self.max_result_bytes)
         module = getattr(self.function, "__module__", None)
         name = getattr(self.function, "__qualname__", None)
         self.location = (module, name) if module and name and "<" not in name else None

@@ -14,6 +14,7 @@ The app only combines `Client`, `Worker` and a driver. These know nothing of it.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import pkgutil
 import sys
@@ -21,6 +22,7 @@ import threading
 import typing
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
@@ -33,7 +35,7 @@ from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.drivers.contract import Driver, Enqueued
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import listed
-from taskharbor.errors import InvalidRequest
+from taskharbor.errors import CodecError, InvalidRequest
 from taskharbor.failures import (
     FailedJob,
     FailureHandler,
@@ -43,10 +45,17 @@ from taskharbor.failures import (
     served_queues,
 )
 from taskharbor.handle import JobHandle
-from taskharbor.handlers import Handler, JobOptions, Lifespan, Options
+from taskharbor.handlers import DeclaredOptions, Handler, JobOptions, Lifespan, Options, check_result_bytes
 from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest
-from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder
-from taskharbor.transactions import AsyncJobWithin, AsyncTransaction, JobWithin, SyncTransaction, is_async
+from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder, wrong_row
+from taskharbor.transactions import (
+    AsyncJobWithin,
+    AsyncTransaction,
+    Calls,
+    JobWithin,
+    SyncTransaction,
+    is_async,
+)
 
 if TYPE_CHECKING:
     from taskharbor.batch_jobs import BatchJobOptions, BatchJobType
@@ -87,9 +96,21 @@ class JobType(Generic[P, R]):
         return self.handler.function
 
     def options(self, **options: Unpack[Options]) -> typing.Self:
-        """Return the same job with other options, for the calls that are made through the returned object."""
+        """Return the same job with other options, for the calls that are made through the returned object.
+
+        Args:
+            options: `queue`, `priority`, `timeout`, `max_attempts`, `max_stalls`, `backoff` and `codec` replace those of the
+                declaration. `delay` (seconds or a timedelta) or `run_at` (an aware datetime) let the job wait. `key` allows one
+                waiting job of this key, which `update` says how to change. `idempotency_key` stores the job once. `headers` are
+                texts for the handler and its middleware.
+
+        Raises:
+            InvalidRequest: A value is not allowed.
+            TypeError: There is no option of this name.
+        """
         _check_options(typing.cast(dict[str, Any], options), Options, "a call")
         merged = typing.cast(Options, {**self._options, **options})
+        self._harbor._builder.check(f"job {self.type!r}", self.type, merged)
         return self.__class__(self._harbor, self.handler, merged, self._result_type)
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
@@ -134,13 +155,18 @@ class JobType(Generic[P, R]):
         declare = self._harbor._declare_failure_handler
         return OnFailure(lambda function, options: declare(function, {**options, "job": self}))
 
-    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
-        """Enqueue one job per item, in a few round trips. A tuple holds positional arguments, a mapping named ones."""
+    def enqueue_many(self, calls: Calls) -> list[JobHandle[R]]:
+        """Enqueue one job per item, in a few round trips. A tuple holds positional arguments, a mapping named ones.
+
+        Rows are checked when this is called. For rows that a type checker checks too, give requests to `harbor.enqueue_many`:
+        `[add.request(1, 2), add.request(3, 4)]`.
+
+        Raises:
+            InvalidRequest, TypeError: A row does not fit the signature. The message names it. Nothing is stored.
+        """
         return self._handles(self._harbor.client.enqueue_like(self._template(), self._payloads(calls)))
 
-    async def enqueue_many_async(
-        self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]
-    ) -> list[JobHandle[R]]:
+    async def enqueue_many_async(self, calls: Calls) -> list[JobHandle[R]]:
         """The async form of `enqueue_many`."""
         client = self._harbor.async_client()
         return self._handles(await client.enqueue_like(self._template(), self._payloads(calls)))
@@ -163,7 +189,9 @@ class JobType(Generic[P, R]):
     def _template(self) -> JobRequest:
         return JobRequest(type=self.handler.type, **self._options)
 
-    def _payloads(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[bytes]:
+    def _payloads(self, calls: Calls) -> list[bytes]:
+        if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Iterable):
+            raise TypeError(f"{calls!r} is not a list of calls: give one, as in [(1, 2), {{'a': 3, 'b': 4}}]")
         encode, codec = self._arguments.encode, self._codec
         payloads: list[bytes] = []
         try:
@@ -172,8 +200,7 @@ class JobType(Generic[P, R]):
                 for call in calls
             )
         except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else InvalidRequest
-            raise kind(f"row {len(payloads)}: {error}; nothing was enqueued") from error
+            raise wrong_row(len(payloads), error) from error
         return payloads
 
     def _completed(self, request: JobRequest) -> JobRequest:
@@ -191,7 +218,7 @@ class JobType(Generic[P, R]):
         except TypeError as error:
             raise InvalidRequest(f"job {self.type!r}: {error}") from None
 
-    def _requests(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobRequest]:
+    def _requests(self, calls: Calls) -> list[JobRequest]:
         replace, template = msgspec.structs.replace, self._template()
         return [replace(template, payload=EncodedPayload(data)) for data in self._payloads(calls)]
 
@@ -199,13 +226,23 @@ class JobType(Generic[P, R]):
         harbor, result_type = self._harbor, self._result_type
         return [JobHandle(harbor, one.id, one.existed, result_type) for one in accepted]
 
+    if not TYPE_CHECKING:  # A checker would take it for a permission.
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"a declared job has no attribute {name!r}: enqueue it with .enqueue(...), or later with "
+                ".options(delay=...).enqueue(...)"
+            )
+
     def __repr__(self) -> str:
         return f"<JobType {self.type}>"
 
 
-def _as_call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _as_call(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(call, Mapping):
         return (), dict(call)
+    if isinstance(call, JobRequest):
+        raise TypeError("a JobRequest is not a call: give requests to harbor.enqueue_many")
     if isinstance(call, (str, bytes)) or not isinstance(call, Sequence):
         raise TypeError(
             f"{call!r} is not a call: give a tuple of arguments, as in ({call!r},), or a mapping of named ones"
@@ -216,8 +253,13 @@ def _as_call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], 
 def _check_options(options: dict[str, Any], known: type[Any], what: str) -> None:
     """Refuse unknown options. `retry=3` becomes `max_attempts=3`."""
     if unknown := options.keys() - known.__annotations__.keys():
+        instead = ""
+        if unknown <= Options.__annotations__.keys():
+            instead = " (it is one of a call: job.options(...).enqueue(...))"
+        elif unknown <= DeclaredOptions.__annotations__.keys():
+            instead = " (it is one of the declaration: @harbor.job(...))"
         names = ", ".join(known.__annotations__)
-        raise TypeError(f"unknown option {', '.join(sorted(unknown))} for {what}; known: {names}")
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))} for {what}{instead}; known: {names}")
     retry = options.get("retry")
     if isinstance(retry, int) and not isinstance(retry, bool):
         if "max_attempts" in options:
@@ -225,6 +267,23 @@ def _check_options(options: dict[str, Any], known: type[Any], what: str) -> None
                 f"retry={retry} means max_attempts={retry}, which is given too: leave one out"
             )
         options["max_attempts"] = options.pop("retry")
+
+
+def _check_function(function: object, type: str | None) -> None:
+    """Refuse what a worker could not call."""
+    if isinstance(function, str):
+        instead = f"write @harbor.job(type={function!r})"
+    elif isinstance(function, JobType):
+        instead = "it is declared already, so declare the function itself under another type"
+    elif not callable(function) or inspect.isclass(function) or not hasattr(function, "__name__"):
+        instead = "put @harbor.job on a function"
+    elif inspect.ismethod(function):
+        instead = "a worker process has no object to call it on, so declare a function"
+    elif function.__name__ == "<lambda>" and type is None:
+        instead = "a lambda has no name, so write a function with def, or give a type"
+    else:
+        return
+    raise InvalidRequest(f"{function!r} cannot be a job: {instead}")
 
 
 class SyncJobType(JobType[P, R]):
@@ -241,6 +300,16 @@ class AsyncJobType(JobType[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         coroutine: Coroutine[Any, Any, R] = self.handler.function(*args, **kwargs)
         return coroutine
+
+
+def _request(type: str, payload: Any, options: Options) -> JobRequest:
+    if not isinstance(type, str):
+        raise InvalidRequest(
+            f"{type!r} is not a type: give the text, or call .enqueue(...) on the declared job"
+        )
+    what = f"harbor.enqueue({type!r}), whose payload has the arguments"
+    _check_options(typing.cast(dict[str, Any], options), Options, what)
+    return JobRequest(type=type, payload=payload, **options)
 
 
 class _Declare:
@@ -284,9 +353,24 @@ class Harbor:
         limits: dict[str, Any] = {"max_attempts": max_attempts, "timeout": timeout, "backoff": backoff}
         given = {name: value for name, value in limits.items() if value is not None}
         self.defaults = Defaults(queue=queue, codec=codec, **given)
+        if codecs is not None and not isinstance(codecs, CodecRegistry):
+            raise InvalidRequest(f"codecs {codecs!r}: give a CodecRegistry, as in CodecRegistry(MyCodec())")
         self.codecs = codecs or CodecRegistry()
-        self.middleware: list[Middleware] = list(middleware)
+        self._builder = RecordBuilder(self.defaults, self.codecs)
+        self._builder.check("Harbor()", "any", {})
+        self.middleware: list[Middleware] = listed("middleware", middleware)
+        for one in self.middleware:
+            if not callable(one):
+                raise InvalidRequest(
+                    f"middleware {one!r}: give functions, as in async def trace(job, call_next)"
+                )
+        check_result_bytes("Harbor()", max_result_bytes)
         self.max_result_bytes = max_result_bytes
+        made = isinstance(lifespan, (AbstractContextManager, AbstractAsyncContextManager))
+        if lifespan is not None and (made or not callable(lifespan)):
+            raise InvalidRequest(
+                f"lifespan {lifespan!r}: give the function that returns a context manager, and do not call it"
+            )
         self.lifespan = lifespan
         """A function that returns a context manager, sync or async. A worker process enters it before its first job and leaves it
         after the last. The value is `current_job().state`."""
@@ -309,6 +393,8 @@ class Harbor:
 
     def use(self, url: str | Driver) -> None:
         """Use another store: for tests, and for the command line's --url."""
+        if not isinstance(url, (str, Driver)):
+            raise InvalidRequest(f"store {url!r}: give a URL, as in sqlite:///jobs.db, or a driver")
         self._driver = connect(url) if isinstance(url, str) else url
         self._client = None
         self._async_clients.clear()
@@ -402,21 +488,48 @@ class Harbor:
     def job(self, /, **options: Unpack[JobOptions]) -> _Declare: ...
 
     def job(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Declare a job on `async def` (runs on the event loop) or `def` (runs on a thread); bare or with options."""
+        """Declare a job on `async def` (runs on the event loop) or `def` (runs on a thread); bare or with options.
+
+        Args:
+            function: The handler.
+            type: The name of the job in the queue. Default: the function's name.
+            queue: The queue. Default: the app's.
+            priority: A higher one runs first. Default: 0.
+            max_attempts: The job is dead after so many executions. Default: the app's, which is 5.
+            max_stalls: The job is dead after so many expired leases. Default: 0, no bound of its own.
+            timeout: Seconds or a timedelta for one execution. Default: the app's, which is none.
+            backoff: The shortest and the longest delay of the default retry policy, in seconds. Default: (1, 3600).
+            retry: The number of executions, as `max_attempts`, or a `RetryPolicy`.
+            isolation: "loop", "thread" or "process".
+            on_invalid: "dead" or "complete": how a job ends whose payload does not fit.
+            max_result_bytes: The longest encoded result that is kept. Default: the app's, which is 65,536.
+            codec: "json", "msgpack", or one that was registered before. Default: the app's, which is json.
+
+        Raises:
+            InvalidRequest: An option has a wrong value, or the function cannot be a job.
+            TypeError: There is no option of this name.
+        """
         _check_options(options, JobOptions, "a job")
         declare = _Declare(self, typing.cast(JobOptions, options))
         return declare if function is None else declare(function)
 
     def _declare(self, function: Callable[..., Any], options: JobOptions) -> JobType[..., Any]:
+        type = options.get("type")
+        _check_function(function, type)
+        arguments = Arguments(function)
+        if arguments.type.__struct_fields__[:1] in (("self",), ("cls",)):
+            raise InvalidRequest(
+                f"{function!r} is a method, and a worker has no object to call it on: declare a function"
+            )
         handler = Handler(
-            options.get("type") or function.__name__,
+            function.__name__ if type is None else type,
             function,
             isolation=options.get("isolation"),
             retry=options.get("retry"),
             on_invalid=options.get("on_invalid", "dead"),
             max_result_bytes=options.get("max_result_bytes", self.max_result_bytes),
             size=options.get("size", 1),
-            arguments=Arguments(function),
+            arguments=arguments,
             lifespan=self.lifespan,
         )
         result_type = typing.get_type_hints(function).get("return", Any)
@@ -456,9 +569,12 @@ class Harbor:
 
         _check_options(options, BatchJobOptions, "a batch job")
         given = typing.cast(BatchJobOptions, options)
-        if function is not None:
-            return declare_batch_job(self, function, row, given)
-        return lambda decorated: declare_batch_job(self, decorated, row, given)
+
+        def declare(decorated: Callable[[Any], Any]) -> Any:
+            _check_function(decorated, given.get("type"))
+            return declare_batch_job(self, decorated, row, given)
+
+        return declare if function is None else declare(function)
 
     @property
     def on_failure(self) -> OnFailure:
@@ -480,14 +596,7 @@ class Harbor:
                 f"a job of the type {handler.type!r} is declared already; give this one another: @harbor.job(type=...)"
             )
         kept = {option: value for option, value in options.items() if option in Options.__annotations__}
-        # A codec may be registered later.
-        asked = {option: value for option, value in kept.items() if option != "codec"}
-        try:
-            RecordBuilder(self.defaults, self.codecs).build(
-                [JobRequest(type=handler.type, payload=EncodedPayload(b""), **asked)], 0
-            )
-        except InvalidRequest as error:
-            raise InvalidRequest(f"job {handler.type!r}: {error}") from None
+        self._builder.check(f"job {handler.type!r}", handler.type, kept)
         self.handlers[handler.type] = handler
         queue = kept.get("queue")
         if queue and queue not in self.queues:
@@ -503,13 +612,13 @@ class Harbor:
 
         If this app declares the job, its options apply and the payload is checked.
         """
-        return self.enqueue_many([JobRequest(type=type, payload=payload, **options)])[0]
+        return self.enqueue_many([_request(type, payload, options)])[0]
 
     async def enqueue_async(
         self, type: str, payload: Any = None, **options: Unpack[Options]
     ) -> JobHandle[Any]:
         """The async form of `enqueue`."""
-        return (await self.enqueue_many_async([JobRequest(type=type, payload=payload, **options)]))[0]
+        return (await self.enqueue_many_async([_request(type, payload, options)]))[0]
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
         """Enqueue requests of any types: `[add.request(1, 2), greet.request("Ada")]`."""
@@ -523,14 +632,19 @@ class Harbor:
         return [JobHandle(self, one.id, one.existed) for one in accepted]
 
     def _checked(self, requests: Iterable[JobRequest]) -> list[JobRequest]:
-        return [
-            self.jobs[one.type]._completed(one)
-            if isinstance(one, JobRequest)
-            and one.type in self.jobs
-            and not isinstance(one.payload, EncodedPayload)
-            else one
-            for one in requests
-        ]
+        asked, checked = list(requests), list[JobRequest]()
+        try:
+            checked.extend(
+                self.jobs[one.type]._completed(one)
+                if isinstance(one, JobRequest)
+                and one.type in self.jobs
+                and not isinstance(one.payload, EncodedPayload)
+                else one
+                for one in asked
+            )
+        except (InvalidRequest, CodecError) as error:
+            raise error if len(asked) == 1 else wrong_row(len(checked), error) from None
+        return checked
 
     def handle(self, job_id: str) -> JobHandle[Any]:
         """Return a handle on a job by its id."""

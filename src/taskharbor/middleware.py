@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -19,10 +20,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from taskharbor.clock import Clock, monotonic_us
 from taskharbor.codec import CodecRegistry
 from taskharbor.errors import CodecError, InvalidRequest, JobTimeout
 from taskharbor.handlers import Handler, Lifespan
 from taskharbor.jobs import MAX_PROGRESS_BYTES, SECOND, JobRecord, Micros, to_datetime
+
+log = logging.getLogger("taskharbor.worker")
 
 TIMEOUT = "timeout"
 """The stop reason of a job whose time is up."""
@@ -82,9 +86,12 @@ class Job(Stoppable):
         record: JobRecord,
         started_at_us: Micros,
         report: Callable[[JobRecord, bytes], object] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.record = record
         self.started_at_us = started_at_us
+        self._clock = clock
+        self._began = monotonic_us()
         self._report = report
 
     @property
@@ -159,11 +166,28 @@ class Job(Stoppable):
         """The value of the app's `lifespan` in this process, or None."""
         return _state.get()
 
+    def now(self) -> datetime:
+        """The queue's time: the time at the start of the execution, and what has passed since."""
+        if self._clock is not None:
+            return to_datetime(self._clock.now())
+        return to_datetime(self.started_at_us + monotonic_us() - self._began)
+
     def progress(self, value: Any) -> None:
-        """Report the progress of the job: any small value that JSON can hold. Others see it from the next heartbeat on."""
-        encoded = msgspec.json.encode(value)
+        """Report the progress of the job: any small value that JSON can hold. Others see it from the next heartbeat on.
+
+        A value that cannot be kept does not fail the job: the log warns, and the progress before it stays.
+        """
+        try:
+            encoded = msgspec.json.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            log.warning("a progress of %s %s is not kept: %s", self.type, self.id, error)
+            return
         if len(encoded) > MAX_PROGRESS_BYTES:
-            raise InvalidRequest(f"progress of {len(encoded)} bytes; at most {MAX_PROGRESS_BYTES} are kept")
+            log.warning(
+                "a progress of %s %s is not kept: it has %d bytes, and at most %d are",
+                *(self.type, self.id, len(encoded), MAX_PROGRESS_BYTES),
+            )
+            return
         if self._report is not None:
             self._report(self.record, encoded)
 

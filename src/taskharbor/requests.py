@@ -14,15 +14,15 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
-from typing import overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, overload
 
 import msgspec
 
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.validation import check_records
-from taskharbor.errors import InvalidRequest
+from taskharbor.errors import CodecError, InvalidRequest
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,
     DEFAULT_BACKOFF_MIN,
@@ -33,6 +33,7 @@ from taskharbor.jobs import (
     JobRecord,
     JobRequest,
     Micros,
+    UpdateFlags,
     to_micros,
 )
 
@@ -52,6 +53,9 @@ class EncodedPayload(msgspec.Struct, frozen=True, gc=False):
     """A payload that is encoded already, after a check against a handler's types."""
 
     data: bytes
+
+
+_EMPTY = EncodedPayload(b"")
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,11 +126,30 @@ class RecordBuilder:
     def build(self, requests: Sequence[JobRequest], now: Micros) -> list[JobRecord]:
         for kind in set(map(type, requests)):
             if not issubclass(kind, JobRequest):
-                raise InvalidRequest(f"{kind.__name__} where a request belongs: expected a JobRequest")
+                raise InvalidRequest(
+                    f"{kind.__name__} where a request belongs: give a JobRequest, as job.request(...) returns"
+                )
         ids = new_ids(len(requests))
-        records = [self._record(*pair, now) for pair in zip(requests, ids, strict=True)]
-        check_records(records)
+        records: list[JobRecord] = []
+        try:
+            records.extend(self._record(*pair, now) for pair in zip(requests, ids, strict=True))
+        except (InvalidRequest, CodecError) as error:
+            raise error if len(requests) == 1 else wrong_row(len(records), error) from None
+        try:
+            check_records(records)
+        except InvalidRequest as error:
+            # The place of the only record says nothing.
+            raise InvalidRequest(str(error).removesuffix(" (in records[0])")) from None
         return records
+
+    def check(self, owner: str, type: str, options: Mapping[str, Any]) -> None:
+        """Refuse defaults and options that no request of this type may have. Raises InvalidRequest, which names the owner."""
+        try:
+            self.codecs.get(options.get("codec") or self.defaults.codec)
+            # The key may be given later than the flags for it.
+            self.build([JobRequest(type=type, payload=_EMPTY, **{"key": "later", **options})], 0)
+        except (InvalidRequest, CodecError) as error:
+            raise InvalidRequest(f"{owner}: {error}") from None
 
     def build_like(self, request: JobRequest, payloads: Sequence[bytes], now: Micros) -> list[JobRecord]:
         """Make records of jobs that differ in nothing but their (encoded) payloads. They are checked once and then copied."""
@@ -155,13 +178,20 @@ class RecordBuilder:
                 "accepted; store the data elsewhere and enqueue a reference to it"
             )
         queue = defaults.queue if request.queue is None else request.queue
-        template = self._templates.get((request.type, queue, codec))
+        try:
+            template = self._templates.get((request.type, queue, codec))
+        except TypeError:
+            raise InvalidRequest(
+                f"type {request.type!r}, queue {queue!r}, codec {codec!r}: give texts"
+            ) from None
         record = _copy(template or self._template(request.type, queue, codec))
         record.id = job_id
         record.payload = data
         record.created_at_us = now
         record.run_at_us = now if request.run_at is None and request.delay is None else _run_at(request, now)
         if request.headers:
+            if not isinstance(request.headers, Mapping):
+                raise InvalidRequest(f"headers {request.headers!r}: give a mapping of texts to texts")
             record.headers = dict(request.headers)
         if request.priority is not None:
             record.priority = request.priority
@@ -169,13 +199,15 @@ class RecordBuilder:
             record.timeout_us = _timeout(request.timeout)
         if request.key is not None:
             record.key = _printable("key", request.key)
+            if request.update is not None and not isinstance(request.update, UpdateFlags):
+                raise InvalidRequest(f"update {request.update!r}: give UpdateFlags(...)")
             record.update = request.update
         elif request.update is not None:
             raise InvalidRequest("update flags say how to change a job with the same key: give a key too")
         if request.idempotency_key is not None:
             record.idempotency_key = _printable("idempotency_key", request.idempotency_key)
-        if request.max_attempts:  # 0 means "not set".
-            record.max_attempts = request.max_attempts
+        if request.max_attempts is not None:
+            record.max_attempts = _attempts(request.max_attempts)
         if request.max_stalls is not None:
             record.max_stalls = request.max_stalls
         if request.backoff is not None:
@@ -193,7 +225,7 @@ class RecordBuilder:
             run_at_us=0,
             created_at_us=0,
             timeout_us=0 if defaults.timeout is None else _timeout(defaults.timeout),
-            max_attempts=defaults.max_attempts,
+            max_attempts=_attempts(defaults.max_attempts),
             max_stalls=defaults.max_stalls,
             backoff_min_us=shortest,
             backoff_max_us=longest,
@@ -203,6 +235,12 @@ class RecordBuilder:
         return template
 
 
+def wrong_row(number: int, error: Exception) -> Exception:
+    """Make the error about one of several requests."""
+    kind = TypeError if isinstance(error, TypeError) else InvalidRequest
+    return kind(f"row {number}: {error}; nothing was enqueued")
+
+
 def _printable(what: str, text: str) -> str:
     """Refuse a text with a line break. A driver accepts it, but it is a mistake of the caller."""
     if isinstance(text, str) and not text.isprintable():
@@ -210,30 +248,51 @@ def _printable(what: str, text: str) -> str:
     return text
 
 
-def _duration(what: str, value: timedelta | float) -> Micros:
+def as_duration(what: str, value: timedelta | float) -> Micros:
+    """Return seconds or a timedelta in microseconds. Raises InvalidRequest for anything else."""
     if isinstance(value, timedelta):
         return to_micros(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e10:
-        raise InvalidRequest(f"{what} {value!r}: give seconds or a timedelta")
+        instead = "; an instant goes into run_at" if isinstance(value, datetime) else ""
+        raise InvalidRequest(f"{what} {value!r}: give seconds or a timedelta{instead}")
     return round(value * SECOND)
+
+
+def as_instant(what: str, value: datetime) -> Micros:
+    """Return an aware datetime in microseconds since the epoch. Raises InvalidRequest for anything else."""
+    if not isinstance(value, datetime):
+        raise InvalidRequest(
+            f"{what} {value!r}: give an aware datetime, as datetime.now(timezone.utc) returns"
+        )
+    return to_micros(value)
+
+
+def _attempts(count: int) -> int:
+    if isinstance(count, int) and count < 1:
+        raise InvalidRequest(
+            f"max_attempts {count}: at least 1, the first execution; leave it out for the default"
+        )
+    return count
 
 
 def _run_at(request: JobRequest, now: Micros) -> Micros:
     if request.run_at is not None:
         if request.delay is not None:
-            raise InvalidRequest("give either run_at or delay, not both")
-        return to_micros(request.run_at)
+            raise InvalidRequest(
+                f"delay {request.delay!r} and run_at {request.run_at}: give one of them, not both"
+            )
+        return as_instant("run_at", request.run_at)
     assert request.delay is not None
-    delay = _duration("delay", request.delay)
+    delay = as_duration("delay", request.delay)
     if delay < 0:
-        raise InvalidRequest(f"delay {request.delay!r} lies in the past")
+        raise InvalidRequest(f"delay {request.delay!r} lies in the past: give 0 or more")
     return now + delay
 
 
 def _timeout(timeout: timedelta | float) -> Micros:
-    duration = _duration("timeout", timeout)
+    duration = as_duration("timeout", timeout)
     if duration <= 0:
-        raise InvalidRequest(f"timeout {timeout!r} must be longer than nothing")
+        raise InvalidRequest(f"timeout {timeout!r}: longer than 0 seconds; leave it out for no timeout")
     return duration
 
 
@@ -244,7 +303,7 @@ def _backoff(bounds: tuple[float, float]) -> tuple[Micros, Micros]:
     except (TypeError, ValueError):
         is_right = False
     if not is_right:
-        raise InvalidRequest(f"backoff {bounds!r}: seconds as (shortest, longest), shortest first")
+        raise InvalidRequest(f"backoff {bounds!r}: give seconds as (shortest, longest), shortest first")
     return round(shortest * SECOND), round(longest * SECOND)
 
 

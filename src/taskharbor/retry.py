@@ -8,6 +8,7 @@ from datetime import timedelta
 from random import Random
 from typing import Protocol
 
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import LATEST, SECOND, JobRecord, Micros, to_micros
 
 log = logging.getLogger("taskharbor.worker")
@@ -36,7 +37,7 @@ class ExponentialBackoff:
 
     def __init__(self, *, factor: float = 2.0, jitter: float = 0.1, random: Random | None = None) -> None:
         if factor < 1 or not 0 <= jitter <= 1:
-            raise ValueError("factor must be at least 1 and jitter between 0 and 1")
+            raise InvalidRequest(f"factor {factor!r}: at least 1; jitter {jitter!r}: from 0 to 1")
         self._factor = factor
         self._jitter = jitter
         self._random = random or _shared_random
@@ -55,8 +56,11 @@ class FixedDelays:
     """Fixed delays in seconds. The last one repeats."""
 
     def __init__(self, delays: Sequence[float]) -> None:
-        if not delays or any(delay < 0 for delay in delays):
-            raise ValueError("give at least one delay, none of them negative")
+        numbers = isinstance(delays, Sequence) and all(isinstance(delay, (int, float)) for delay in delays)
+        if not numbers or not delays or min(delays) < 0:
+            raise InvalidRequest(
+                f"FixedDelays({delays!r}): give a list of seconds, at least one and none negative, as in [1, 10, 60]"
+            )
         self._delays = list(delays)
 
     def next_delay(self, job: JobRecord, attempt: int, error: BaseException) -> float:

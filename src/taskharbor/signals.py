@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import SECOND, Failure, Micros, to_micros
+from taskharbor.jobs import Failure, Micros
+from taskharbor.requests import as_duration, as_instant
 
 
 class HandlerSignal(Exception):
@@ -24,13 +25,13 @@ class HandlerSignal(Exception):
         return None if self.delay_us is None else now + self.delay_us
 
     def _take_time(self, delay: timedelta | float | None, run_at: datetime | None) -> None:
+        kind = type(self).__name__
         if delay is not None and run_at is not None:
-            raise InvalidRequest(f"{type(self).__name__}: give either delay or run_at, not both")
+            raise InvalidRequest(f"{kind}: delay {delay!r} and run_at {run_at}: give one of them, not both")
         if delay is not None:
-            given = to_micros(delay) if isinstance(delay, timedelta) else round(delay * SECOND)
-            self.delay_us = max(0, given)
+            self.delay_us = max(0, as_duration(f"{kind}: delay", delay))
         if run_at is not None:
-            self.at_us = to_micros(run_at)
+            self.at_us = as_instant(f"{kind}: run_at", run_at)
 
 
 class Retry(HandlerSignal):
@@ -83,7 +84,7 @@ class Snooze(HandlerSignal):
 
     def __init__(self, delay: timedelta | float | None = None, *, run_at: datetime | None = None) -> None:
         if delay is None and run_at is None:
-            raise InvalidRequest("Snooze: give delay or run_at")
+            raise InvalidRequest("Snooze(): give a time, as in Snooze(60) or Snooze(run_at=...)")
         super().__init__(f"snoozed for {delay}" if run_at is None else f"snoozed until {run_at}")
         self._take_time(delay, run_at)
 

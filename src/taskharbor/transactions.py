@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Calls: TypeAlias = Iterable[tuple[Any, ...] | list[Any] | Mapping[str, Any]]
+"""Arguments of many calls, each by position or by name. No type can be made of a function's parameters for them."""
 
 CHUNK = 1000
 """Records per statement."""
@@ -41,6 +43,8 @@ class SyncTransaction(Protocol):
 
 
 class AsyncTransaction(Protocol):
+    """An asynchronous transaction, for type checkers."""
+
     async def commit(self) -> None: ...
 
     async def rollback(self) -> None: ...
@@ -58,6 +62,7 @@ class ClientWithin(msgspec.Struct, frozen=True):
     _now: Callable[[], Micros]
 
     def enqueue(self, request: JobRequest) -> Enqueued:
+        """Enqueue one job."""
         return self.enqueue_many([request])[0]
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
@@ -75,9 +80,11 @@ class AsyncClientWithin(msgspec.Struct, frozen=True):
     _now: Callable[[], Awaitable[Micros]]
 
     async def enqueue(self, request: JobRequest) -> Enqueued:
+        """Enqueue one job."""
         return (await self.enqueue_many([request]))[0]
 
     async def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
+        """Enqueue any number of jobs, with a statement for every thousand. All are checked before the first is sent."""
         asked, now = list(requests), await self._now()
         parts = _parts(self._builder.build(asked, now))
         return [one for part in parts for one in await self._joined.enqueue(part, now=now)]
@@ -90,10 +97,12 @@ class JobWithin(msgspec.Struct, Generic[P, R], frozen=True):
     _client: ClientWithin
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Enqueue the job with the arguments of its function."""
         accepted = self._client.enqueue(self._job_type.request(*args, **kwargs))
         return self._job_type._handles([accepted])[0]
 
-    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
+    def enqueue_many(self, calls: Calls) -> list[JobHandle[R]]:
+        """Enqueue one job per item. A tuple holds positional arguments, a mapping named ones."""
         return self._job_type._handles(self._client.enqueue_many(self._job_type._requests(calls)))
 
 
@@ -104,10 +113,12 @@ class AsyncJobWithin(msgspec.Struct, Generic[P, R], frozen=True):
     _client: AsyncClientWithin
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Enqueue the job with the arguments of its function."""
         accepted = await self._client.enqueue(self._job_type.request(*args, **kwargs))
         return self._job_type._handles([accepted])[0]
 
-    async def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
+    async def enqueue_many(self, calls: Calls) -> list[JobHandle[R]]:
+        """Enqueue one job per item. A tuple holds positional arguments, a mapping named ones."""
         return self._job_type._handles(await self._client.enqueue_many(self._job_type._requests(calls)))
 
 

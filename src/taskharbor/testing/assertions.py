@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import NoneType
 from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
 
 from taskharbor.errors import CodecError
@@ -35,15 +36,27 @@ class Expected(TypedDict, total=False):
     states: Collection[JobState]
 
 
-def enqueued(harbor: Harbor, job: AnyJobType = None, **expected: Unpack[Expected]) -> list[JobRecord]:
-    """Return the jobs that fit, oldest first."""
-    return [record for record in _all_jobs(harbor) if _fits(harbor, record, job, expected)]
+def enqueued(
+    harbor: Harbor | JobType[..., Any], job: AnyJobType = None, **expected: Unpack[Expected]
+) -> list[JobRecord]:
+    """Return the jobs that fit, oldest first: of an app, or of one declared job (`enqueued(send_mail)`)."""
+    for name in expected.keys() - Expected.__annotations__.keys():
+        raise TypeError(f"unknown expectation {name!r}; known: {', '.join(Expected.__annotations__)}")
+    app, job = _target(harbor, job)
+    return [record for record in _all_jobs(app) if _fits(app, record, job, expected)]
 
 
 def assert_enqueued(
-    harbor: Harbor, job: AnyJobType = None, *, count: int | None = None, **expected: Unpack[Expected]
+    harbor: Harbor | JobType[..., Any],
+    job: AnyJobType = None,
+    *,
+    count: int | None = None,
+    **expected: Unpack[Expected],
 ) -> list[JobRecord]:
-    """Fail unless a job that fits was enqueued (exactly `count`, if given). Returns the jobs that fit."""
+    """Fail unless a job that fits was enqueued (exactly `count`, if given). Returns the jobs that fit.
+
+    `assert_enqueued(send_mail, args={"to": "ada@example.org"})`, or for an app `assert_enqueued(harbor, "send_mail")`.
+    """
     found = enqueued(harbor, job, **expected)
     if count is None and not found:
         _fail(harbor, job, expected, "was not enqueued")
@@ -52,11 +65,25 @@ def assert_enqueued(
     return found
 
 
-def refute_enqueued(harbor: Harbor, job: AnyJobType = None, **expected: Unpack[Expected]) -> None:
+def refute_enqueued(
+    harbor: Harbor | JobType[..., Any], job: AnyJobType = None, **expected: Unpack[Expected]
+) -> None:
     """Fail if a job that fits was enqueued."""
     found = enqueued(harbor, job, **expected)
     if found:
         _fail(harbor, job, expected, f"was enqueued {_times(len(found))}")
+
+
+def _target(given: Harbor | JobType[..., Any], job: AnyJobType) -> tuple[Harbor, AnyJobType]:
+    """Return the app, and the job or type to look for."""
+    if isinstance(given, JobType) and job is None:
+        return given._harbor, given
+    if not isinstance(given, Harbor) or not isinstance(job, (JobType, str, NoneType)):
+        wrong = job if isinstance(given, Harbor) else given
+        raise TypeError(
+            f"{wrong!r}: give a job that @harbor.job declared, or the app and then a job or a type"
+        )
+    return given, job
 
 
 def _all_jobs(harbor: Harbor) -> list[JobRecord]:
@@ -87,9 +114,7 @@ def _holds(harbor: Harbor, record: JobRecord, name: str, value: Any) -> bool:
             return _contains(record.headers, value)
         case "states":
             return record.state in value
-        case "queue" | "key" | "idempotency_key" | "priority":
-            return bool(getattr(record, name) == value)
-    raise TypeError(f"unknown expectation {name!r}; known: {', '.join(Expected.__annotations__)}")
+    return bool(getattr(record, name) == value)
 
 
 def _arguments(harbor: Harbor, record: JobRecord) -> Any:
@@ -132,7 +157,8 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _fail(harbor: Harbor, job: AnyJobType, expected: Expected, what: str) -> NoReturn:
+def _fail(given: Harbor | JobType[..., Any], job: AnyJobType, expected: Expected, what: str) -> NoReturn:
+    harbor, job = _target(given, job)
     details = ", ".join(f"{name}={value!r}" for name, value in expected.items())
     wish = "any job" if job is None else _type_of(job)
     wish = f"{wish} with {details}" if details else wish

@@ -16,14 +16,21 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.broker.admission import BrokerApp
-from taskharbor.broker.app import make_app
-from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.runtime import Leads
-from taskharbor.broker.server import TLS, BrokerServer, listen, serve, url_of
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect
+from taskharbor.errors import MissingExtra
+
+try:
+    from taskharbor.broker.admission import BrokerApp
+    from taskharbor.broker.app import make_app
+    from taskharbor.broker.config import BrokerConfig
+    from taskharbor.broker.runtime import Leads
+    from taskharbor.broker.server import TLS, BrokerServer, listen, serve, url_of
+except ModuleNotFoundError as missing:
+    raise MissingExtra(
+        f"a broker needs packages that are not installed ({missing}): pip install 'taskharbor[broker]'"
+    ) from missing
 
 PATIENCE = 30.0
 

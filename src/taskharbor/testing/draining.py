@@ -21,7 +21,8 @@ import msgspec
 from taskharbor.client import AsyncClient
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.records import Fail, JobFilter, RetryAt
-from taskharbor.errors import HandlerMissing
+from taskharbor.drivers.validation import listed
+from taskharbor.errors import HandlerMissing, RemoteError
 from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros, Outcome
@@ -132,6 +133,8 @@ async def drain_async(
     harbor: Harbor, queues: Sequence[str] | None = None, *, with_scheduled: bool = False, limit: int = 10_000
 ) -> DrainReport:
     """As `drain`, with handlers on the calling event loop."""
+    check_app(harbor)
+    queues = None if queues is None else listed("queues", queues)
     if with_scheduled:
         clock_of(harbor)  # Complain before anything runs.
     executed: list[Executed] = []
@@ -147,6 +150,12 @@ async def drain_async(
                     )
             elif not with_scheduled or not await _step_to_next(harbor, client, queues):
                 return DrainReport(executed)
+
+
+def check_app(app: object) -> None:
+    """Refuse what is not an app."""
+    if not isinstance(app, Harbor):
+        raise TypeError(f"{app!r} is not an app: give the Harbor itself")
 
 
 async def run_next(harbor: Harbor, client: AsyncClient, queues: Sequence[str] | None) -> Executed | None:
@@ -197,6 +206,8 @@ async def execute(harbor: Harbor, client: AsyncClient, record: JobRecord) -> Exe
         result = await call(harbor, handler, record, await client.now())
         settlement = decide(record, handler, result, harbor.codecs, await client.now())
         error = error_of(result)
+        if error is None and isinstance(settlement, (RetryAt, Fail)):  # A coroutine that nobody awaited.
+            error = RemoteError(settlement.error)
     (refused,) = await client.driver.settle([settlement], now=await client.now())
     if refused is not None:
         raise refused
@@ -207,7 +218,7 @@ async def execute(harbor: Harbor, client: AsyncClient, record: JobRecord) -> Exe
 
 async def call(harbor: Harbor, handler: Handler, record: JobRecord, now: Micros) -> Any:
     """Return the handler's result, or `Raised`. The call goes through the whole chain, in its own context."""
-    job = Job(record, now)
+    job = Job(record, now, clock=harbor.clock)
 
     async def in_context() -> Any:
         set_current_job(job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar
@@ -14,14 +14,17 @@ import msgspec
 
 from taskharbor.client import AsyncClient, Client
 from taskharbor.clock import Clock, FakeClock, SystemClock
+from taskharbor.drivers.contract import JoinedAsyncTransaction, JoinedTransaction
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.records import Enqueued
+from taskharbor.errors import InvalidRequest
 from taskharbor.handle import kept_result
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord, JobState, Micros
 from taskharbor.requests import RecordBuilder
 from taskharbor.testing import assertions, draining
-from taskharbor.testing.draining import call, error_of, run_here, run_next
+from taskharbor.testing.draining import call, check_app, error_of, run_here, run_next
+from taskharbor.transactions import is_async
 from taskharbor.worker.decide import encode_result
 
 LIMIT = 1000
@@ -32,7 +35,28 @@ T = TypeVar("T")
 
 
 class PrivateDriver(MemoryDriver):
-    """A memory store that belongs to a test."""
+    """A memory store that belongs to a test. It stores jobs at once, those of `within` too: it cannot see a commit."""
+
+    def within(self, transaction: object) -> JoinedTransaction | JoinedAsyncTransaction:
+        if not hasattr(transaction, "commit"):
+            raise InvalidRequest(f"{transaction!r} is not a transaction: give a connection or a session")
+        return _StoredAtOnceAsync(self) if is_async(transaction) else _StoredAtOnce(self)
+
+
+class _StoredAtOnce(JoinedTransaction):
+    def __init__(self, driver: PrivateDriver) -> None:
+        self._driver = driver
+
+    def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+        return run_here(self._driver.enqueue(records, now=now))
+
+
+class _StoredAtOnceAsync(JoinedAsyncTransaction):
+    def __init__(self, driver: PrivateDriver) -> None:
+        self._driver = driver
+
+    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+        return await self._driver.enqueue(records, now=now)
 
 
 @contextmanager
@@ -42,6 +66,7 @@ def memory_store(harbor: Harbor, *, clock: Clock | None = None) -> Iterator[Harb
     Time stands still at the moment of the swap, so that delays can be stepped over (`harbor.clock`, or `drain` with
     `with_scheduled`). For time that flows, pass `clock=SystemClock()`.
     """
+    check_app(harbor)
     ticking = FakeClock(SystemClock().now()) if clock is None else clock
     before = (harbor._driver, harbor._client, harbor._async_clients, harbor.clock)
     harbor._async_clients = weakref.WeakKeyDictionary()
@@ -65,6 +90,8 @@ def run_inline(job_type: JobType[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 async def run_inline_async(job_type: JobType[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """As `run_inline`, with an `async def` handler on the calling event loop."""
+    if not isinstance(job_type, JobType):
+        raise TypeError(f"{job_type!r}: give a job that @harbor.job declared, and then its arguments")
     harbor = job_type._harbor
     now = (harbor.clock or SystemClock()).now()
     builder = RecordBuilder(harbor.defaults, harbor.codecs)
@@ -85,7 +112,8 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
     """In this block every enqueue runs its job before it returns; handles have their results at once.
 
     The app is on a private store meanwhile: the one it has from `memory_store` or a fixture, or a new one.
-    What a handler raises comes out of the enqueue. With `raise_errors=False` the job is retried at once instead, until it
+    A failure of the handler comes out of the enqueue, `Retry` and `Unrecoverable` too. `Cancel` and `Snooze` are no failures:
+    the job is cancelled, or runs again at once. With `raise_errors=False` the job is retried at once instead, until it
     is done or dead, and `handle.result()` tells which. A job with a delay waits: `drain(harbor, with_scheduled=True)`.
     """
 
