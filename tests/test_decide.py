@@ -210,9 +210,9 @@ def test_causes_in_a_circle_end() -> None:
     ("make", "complaint"),
     [
         (lambda: signals.Retry(30), r"write Retry\(delay"),  # type: ignore[arg-type]
-        (lambda: signals.Retry(delay=1, run_at=AT), "either delay or run_at"),
-        (lambda: signals.Snooze(1, run_at=AT), "either delay or run_at"),
-        (lambda: signals.Snooze(), "delay or run_at"),
+        (lambda: signals.Retry(delay=1, run_at=AT), "give one of them, not both"),
+        (lambda: signals.Snooze(1, run_at=AT), "give one of them, not both"),
+        (lambda: signals.Snooze(), "give a time"),
     ],
 )
 def test_a_signal_with_a_wrong_time_is_refused(make: Callable[[], object], complaint: str) -> None:

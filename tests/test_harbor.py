@@ -1,6 +1,9 @@
 import asyncio
 import copy
 import importlib
+import subprocess
+import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from taskharbor import (
     Outcome,
     ResultNotKept,
 )
+from taskharbor.testing.broker import running_broker
 
 
 @pytest.fixture
@@ -266,6 +270,34 @@ async def test_everything_has_an_async_form(harbor: Harbor) -> None:
     assert await one.state_async() is JobState.DONE
     assert await one.progress_async() is None
     await harbor.close_async()
+
+
+SHORT = """
+import asyncio, sys
+from taskharbor import Harbor
+
+harbor = Harbor(sys.argv[1])
+
+async def main():
+    await harbor.enqueue_async("greet")
+
+harbor.enqueue("greet")
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("store", ["broker", "sqlite", "file", "postgres_url", "redis_url"])
+def test_a_short_program_that_closes_nothing_ends_in_silence(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with ExitStack() as stack:
+        if store == "broker":
+            url = stack.enter_context(running_broker("memory://"))
+        else:
+            url = request.getfixturevalue(store) if "_" in store else f"{store}:///{tmp_path}/jobs"
+        command = [sys.executable, "-X", "dev", "-c", SHORT, url]
+        ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_the_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

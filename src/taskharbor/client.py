@@ -7,11 +7,14 @@ handlers.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -44,6 +47,7 @@ CHUNK = 1000
 
 _POLL_FIRST = 0.005
 _POLL_LAST = 0.25
+_LAST_PATIENCE = 2.0
 
 
 class AsyncClient:
@@ -62,6 +66,7 @@ class AsyncClient:
         self._clock = clock
         self._backend_clock: BackendClock | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._ending: AsyncIterator[None] | None = None
 
     async def open(self) -> Self:
         """Open the store. Any other call does so too.
@@ -80,6 +85,20 @@ class AsyncClient:
             # A failed opening raises in the call that began it, not here.
             await asyncio.wait([opening])
             await self.driver.close()
+
+    def close_with_loop(self) -> None:
+        """Close the connections when the running event loop ends, as `asyncio.run` ends it."""
+
+        async def until_the_end() -> AsyncIterator[None]:
+            try:
+                yield
+            finally:
+                await self.close()
+
+        # A loop closes the async generators that began on it, before it closes itself.
+        self._ending = until_the_end()
+        with suppress(StopIteration):
+            self._ending.__anext__().send(None)  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -364,6 +383,20 @@ class Portal:
 
 _portal: tuple[int, Portal] | None = None
 _lock = threading.Lock()
+_on_portal: weakref.WeakSet[AsyncClient] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Close what a short program left open. Connections of some backends complain at the end otherwise."""
+    if _portal is None or _portal[0] != os.getpid():
+        return
+
+    async def close() -> None:
+        await asyncio.gather(*(client.close() for client in list(_on_portal)), return_exceptions=True)
+
+    with suppress(Exception):  # The program is over, whatever the backend says.
+        _portal[1].begin(close()).result(_LAST_PATIENCE)
 
 
 def portal() -> Portal:
@@ -399,6 +432,7 @@ class Client:
         clock: Clock | None = None,
     ) -> None:
         self._inner = AsyncClient(driver, defaults=defaults, codecs=codecs, clock=clock)
+        _on_portal.add(self._inner)
 
     @property
     def driver(self) -> Driver:

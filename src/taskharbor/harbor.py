@@ -419,12 +419,13 @@ class Harbor:
             return self._client[1]
 
     def async_client(self) -> AsyncClient:
-        """Return the client for the running event loop. There is one per loop, made on first use."""
+        """Return the client for the running event loop. There is one per loop, made on first use and closed with the loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             client = self._async_clients.get(loop)
             if client is None:
                 client = self._async_clients[loop] = self._connected(self._client_types[1])
+                client.close_with_loop()
             return client
 
     def _connected(self, kind: type[C]) -> C:

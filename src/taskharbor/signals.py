@@ -9,6 +9,9 @@ from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Failure, Micros
 from taskharbor.requests import as_duration, as_instant
 
+_LONGEST = 9e9
+"""Seconds. A handler may compute a delay, so one that is too long or negative is cut and not refused."""
+
 
 class HandlerSignal(Exception):
     """Base class of the signals. They are not failures in themselves, so no traceback is kept."""
@@ -29,6 +32,8 @@ class HandlerSignal(Exception):
         if delay is not None and run_at is not None:
             raise InvalidRequest(f"{kind}: delay {delay!r} and run_at {run_at}: give one of them, not both")
         if delay is not None:
+            if isinstance(delay, (int, float)):
+                delay = max(0, min(delay, _LONGEST))
             self.delay_us = max(0, as_duration(f"{kind}: delay", delay))
         if run_at is not None:
             self.at_us = as_instant(f"{kind}: run_at", run_at)
