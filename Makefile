@@ -25,6 +25,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -5,6 +5,12 @@ import sys
 from pathlib import Path
 
 import taskharbor
+import taskharbor.testing as testing
+from taskharbor.batch_jobs import Batch, BatchJobType
+from taskharbor.codec import CodecRegistry
+from taskharbor.handlers import JobOptions, Options
+from taskharbor.harbor import Harbor
+from taskharbor.transactions import AsyncClientWithin, AsyncJobWithin, ClientWithin, JobWithin
 
 
 def test_every_public_name_can_be_had() -> None:
@@ -32,9 +38,10 @@ def _undocumented(name: str, value: object) -> list[str]:
     missing = [name] if not inspect.getdoc(value) else []
     if not inspect.isclass(value):
         return missing
-    for member, found in vars(value).items():
+    for member in dir(value):
+        found = inspect.getattr_static(value, member)
         function = getattr(found, "fget", None) or getattr(found, "__func__", found)
-        if not member.startswith("_") and inspect.isfunction(function) and not function.__doc__:
+        if not member.startswith("_") and inspect.isfunction(function) and not inspect.getdoc(function):
             missing.append(f"{name}.{member}")
     return missing
 
@@ -42,5 +49,22 @@ def _undocumented(name: str, value: object) -> list[str]:
 def test_public_names_have_docstrings() -> None:
     """So that an editor can show one."""
     exported = {name: getattr(taskharbor, name) for name in taskharbor.__all__}
+    exported |= {name: getattr(testing, name) for name in testing.__all__}
+    # What a user gets from them.
+    got: tuple[type, ...] = (
+        ClientWithin,
+        AsyncClientWithin,
+        JobWithin,
+        AsyncJobWithin,
+        CodecRegistry,
+        BatchJobType,
+        Batch,
+    )
+    exported |= {one.__name__: one for one in got}
     documented = [one for one in exported.items() if inspect.isclass(one[1]) or inspect.isfunction(one[1])]
     assert [missing for name, one in documented for missing in _undocumented(name, one)] == []
+
+
+def test_help_names_every_option() -> None:
+    for method, options in ((Harbor.job, JobOptions), (taskharbor.JobType.options, Options)):
+        assert [one for one in options.__annotations__ if one not in str(inspect.getdoc(method))] == []

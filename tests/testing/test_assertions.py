@@ -106,6 +106,15 @@ def test_counts_are_exact_and_a_long_list_is_cut_short() -> None:
     assert "user9'" not in str(failed.value)
 
 
+def test_a_declared_job_stands_for_its_app() -> None:
+    handle = mail.enqueue("ada")
+    assert [record.id for record in assert_enqueued(mail, args={"to": "ada"})] == [handle.id]
+    assert [record.id for record in enqueued(mail)] == [handle.id]
+    refute_enqueued(mail, args={"to": "bob"})
+    with pytest.raises(AssertionError, match=r"resize was not enqueued\.\nEnqueued were:\n  mail\(to='ada'"):
+        assert_enqueued(resize)
+
+
 async def test_they_work_inside_a_running_loop() -> None:
     await mail.enqueue_async("ada")
     assert_enqueued(harbor, mail, args={"to": "ada"})

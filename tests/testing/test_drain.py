@@ -77,6 +77,16 @@ def look() -> None:
     seen.append(asyncio.run(asyncio.sleep(0, "a loop of its own")))
 
 
+@harbor.job(max_attempts=1)
+def forgets_to_await() -> Any:
+    return asyncio.sleep(0)
+
+
+@harbor.job
+def ask_the_time() -> None:
+    seen.append(current_job().now())
+
+
 @harbor.job
 async def tell_loop() -> None:
     seen.append(asyncio.get_running_loop())
@@ -156,10 +166,19 @@ def test_the_rules_of_a_worker_hold() -> None:
     assert (report.dead, report.retried) == (2, 2)
     errors = [type(error) for error in report.errors]
     assert errors == [HandlerMissing, PayloadInvalid, JobTimeout, asyncio.CancelledError]
+    forgets_to_await.options(queue="later").enqueue()
+    assert "NotAwaited" in repr(drain(harbor, ["later"]).errors)
     # A snooze and a discard are no errors.
     dozy.options(queue="other").enqueue()
     report = drain(harbor, ["other"], with_scheduled=True)
     assert (report.released, report.cancelled, report.errors) == (1, 1, [])
+
+
+def test_a_handler_reads_the_time_of_the_clock(clock: FakeClock) -> None:
+    clock.advance(timedelta(days=400))
+    ask_the_time.enqueue()
+    drain(harbor).raise_errors()
+    assert seen == [clock.now_datetime]
 
 
 def test_middleware_and_the_current_job_are_in_the_tests_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from taskharbor import Harbor, InvalidRequest, JobFailed, JobState, Snooze, Unrecoverable
+from taskharbor import Cancel, Harbor, InvalidRequest, JobFailed, JobState, Retry, Snooze, Unrecoverable
 from taskharbor.clock import FakeClock, SystemClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.middleware import Call, Job, current_job
-from taskharbor.testing import assert_enqueued, drain, inline, memory_store, run_inline, run_inline_async
+from taskharbor.testing import (
+    assert_enqueued,
+    drain,
+    drain_async,
+    inline,
+    memory_store,
+    run_inline,
+    run_inline_async,
+)
 
 harbor = Harbor("memory://")
 
@@ -55,6 +65,12 @@ def dozy(until: int) -> int:
 @harbor.job
 def hopeless() -> None:
     raise Unrecoverable("never")
+
+
+@harbor.job
+def signalling(signal: str) -> None:
+    if current_job().fence == 1:
+        raise {"retry": Retry("busy"), "cancel": Cancel("not needed"), "snooze": Snooze(60)}[signal]
 
 
 # -- run_inline ----------------------------------------------------------------------------------------------
@@ -133,6 +149,11 @@ def test_errors_come_out_of_the_enqueue_or_the_job_is_retried(monkeypatch: pytes
             fragile.enqueue()
         with pytest.raises(Unrecoverable):
             hopeless.enqueue()
+        with pytest.raises(Retry):
+            signalling.enqueue("retry")
+        # These are no failures.
+        assert signalling.enqueue("cancel").state() is JobState.CANCELLED
+        assert signalling.enqueue("snooze").state() is JobState.DONE
     with inline(harbor, raise_errors=False):
         survivor, victim = fragile.enqueue(survives=True), fragile.enqueue()
         assert survivor.result() == "at last"
@@ -199,3 +220,38 @@ def test_they_come_back_after_an_error_too_and_are_not_opened_meanwhile() -> Non
     with pytest.raises(ValueError, match="oops"), memory_store(harbor):
         raise ValueError("oops")
     assert harbor._driver is driver
+
+
+# -- within a transaction ------------------------------------------------------------------------------------
+
+
+class Session:
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+
+class AsyncSession:
+    async def commit(self) -> None: ...
+
+    async def rollback(self) -> None: ...
+
+
+async def test_a_private_store_keeps_the_jobs_of_a_transaction_at_once() -> None:
+    with memory_store(harbor):
+        handle = add.within(Session()).enqueue(1, 2)
+        (other,) = await double.within(AsyncSession()).enqueue_many([(4,)])
+        assert_enqueued(add, args=(1, 2))
+        await drain_async(harbor)
+        assert (await handle.result_async(), await other.result_async()) == (3, 8)
+        with pytest.raises(InvalidRequest, match="'x' is not a transaction: give a connection"):
+            add.within("x")  # type: ignore[call-overload]
+    with pytest.raises(InvalidRequest, match="use postgresql://"):
+        add.within(Session())
+
+
+def test_a_broker_without_its_extra_names_the_pip_line() -> None:
+    code = "import sys; sys.modules['starlette'] = None; import taskharbor.testing.broker"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "MissingExtra" in ended.stderr.splitlines()[-1]
+    assert "pip install 'taskharbor[broker]'" in ended.stderr

@@ -157,7 +157,8 @@ async def _run_all(harbor: Harbor, raise_errors: bool) -> None:
             executed = await run_next(harbor, client, None)
             if executed is None:
                 return
-            if executed.error is not None and raise_errors:
+            # The retry of a job that an earlier enqueue raised for says nothing about this one.
+            if executed.error is not None and raise_errors and not executed.record.attempts:
                 raise executed.error
             record = await client.get(executed.record.id)
             clock = harbor.clock
