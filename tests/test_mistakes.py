@@ -185,7 +185,7 @@ def test_a_mistake_is_explained(code: str, words: str) -> None:
 def test_what_looks_like_a_mistake_and_is_none() -> None:
     harbor = Harbor("memory://")
     named = harbor.job(type="named")(lambda to: to)
-    assert named.options(max_attempts=None, delay=None).enqueue("a").record().max_attempts == 5  # type: ignore[typeddict-item]
+    assert named.options(max_attempts=None, delay=None).enqueue("a").record().max_attempts == 5
     flags = named.options(update=taskharbor.UpdateFlags(run_at="earlier"))
     assert flags.options(key="k").enqueue("a").record().key == "k"
     assert Harbor("memory://", max_attempts=7).enqueue("t").record().max_attempts == 7

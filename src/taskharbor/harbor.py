@@ -269,7 +269,7 @@ def _check_options(options: dict[str, Any], known: type[Any], what: str) -> None
         options["max_attempts"] = options.pop("retry")
 
 
-def _check_function(function: object, type: str | None) -> None:
+def _check_function(function: Any, type: str | None) -> None:
     """Refuse what a worker could not call."""
     if isinstance(function, str):
         instead = f"write @harbor.job(type={function!r})"

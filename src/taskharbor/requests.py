@@ -248,7 +248,7 @@ def _printable(what: str, text: str) -> str:
     return text
 
 
-def as_duration(what: str, value: timedelta | float) -> Micros:
+def as_duration(what: str, value: Any) -> Micros:
     """Return seconds or a timedelta in microseconds. Raises InvalidRequest for anything else."""
     if isinstance(value, timedelta):
         return to_micros(value)
@@ -258,7 +258,7 @@ def as_duration(what: str, value: timedelta | float) -> Micros:
     return round(value * SECOND)
 
 
-def as_instant(what: str, value: datetime) -> Micros:
+def as_instant(what: str, value: Any) -> Micros:
     """Return an aware datetime in microseconds since the epoch. Raises InvalidRequest for anything else."""
     if not isinstance(value, datetime):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Checked by mypy in `test_typing.py` and by pyright in `make lint`, never run: types survive the decorator, and misuse is an error."""
+"""Checked by mypy (`test_typing.py`) and pyright (`make lint`), never run: types survive the decorator, misuse is an error."""
 
 import asyncio
 from typing import TypeVar, assert_type

@@ -1,4 +1,4 @@
-"""Checked by mypy in `test_typing.py` and by pyright in `make lint`, never run: a transaction's kind decides whether to await."""
+"""Checked by mypy (`test_typing.py`) and pyright (`make lint`), never run: a transaction's kind decides whether to await."""
 
 from typing import Any, assert_type
 

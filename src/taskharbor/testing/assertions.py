@@ -79,9 +79,8 @@ def _target(given: Harbor | JobType[..., Any], job: AnyJobType) -> tuple[Harbor,
     if isinstance(given, JobType) and job is None:
         return given._harbor, given
     if not isinstance(given, Harbor) or not isinstance(job, (JobType, str, NoneType)):
-        wrong = job if isinstance(given, Harbor) else given
         raise TypeError(
-            f"{wrong!r}: give a job that @harbor.job declared, or the app and then a job or a type"
+            f"{given!r}, {job!r}: give a job that @harbor.job declared, or the app and then a job or a type"
         )
     return given, job
 
