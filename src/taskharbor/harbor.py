@@ -213,8 +213,11 @@ class JobType(Generic[P, R]):
         given = {
             name: value for name in Options.__annotations__ if (value := getattr(request, name)) is not None
         }
+        # Not through `options`: the client checks them with the request.
+        merged = typing.cast(Options, {**self._options, **given})
         try:
-            return self.options(**given).request(**payload)  # type: ignore[call-arg]
+            job = self.__class__(self._harbor, self.handler, merged, self._result_type)
+            return job.request(**payload)  # type: ignore[call-arg]
         except TypeError as error:
             raise InvalidRequest(f"job {self.type!r}: {error}") from None
 
