@@ -173,8 +173,6 @@ def _flags(options: dict[str, Any]) -> UpdateFlags | None:
 
 LONGEST_LINE = 4 * 1024 * 1024
 _decode = msgspec.json.Decoder(NewJob).decode
-_STORED = frozenset({"id", "state", "created_at"})
-"""Fields of a line that only a store sets."""
 
 
 def _request(line: bytes) -> JobRequest:
@@ -188,9 +186,6 @@ def _request(line: bytes) -> JobRequest:
         return job_request(job, EncodedPayload(job.payload_base64))
     if not isinstance(job.payload, msgspec.UnsetType):
         return job_request(job, msgspec.json.decode(job.payload))
-    if not _STORED.isdisjoint(msgspec.json.decode(line)):
-        # As a job without arguments it would replace the payload of a waiting job with the same key.
-        raise msgspec.ValidationError("a job of a listing without its payload: list it with --json --payload")
     return job_request(job, {})
 
 
