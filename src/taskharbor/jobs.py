@@ -123,14 +123,15 @@ UpdateRunAt: TypeAlias = Literal["yes", "no", "later", "earlier"]
 class UpdateFlags(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The fields of a waiting job that an enqueue with the same key replaces.
 
-    The default replaces type, payload, codec, headers and timeout. It keeps the time, the limits of retries, and the counts of
-    attempts and stalls.
+    The default replaces type, payload, codec, headers and timeout. It keeps the time, the limits of retries, the counts of
+    attempts and stalls, and the priority.
     """
 
     payload: bool = True
     run_at: UpdateRunAt = "no"
     retry: bool = False
     reset_counts: bool = False
+    priority: bool = False
 
 
 DEFAULT_FLAGS = UpdateFlags()

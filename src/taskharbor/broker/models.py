@@ -305,7 +305,7 @@ class AttemptLogPage(msgspec.Struct):
     cursor: str
 
 
-@derived(QueueSettings)
+@derived(QueueSettings, without="declaration")
 class QueueView(msgspec.Struct, kw_only=True):
     """A queue's settings. Retention in seconds; null keeps for ever."""
 
@@ -676,7 +676,7 @@ class JobIds(RequestModel):
     ids: Annotated[list[Name], Meta(min_length=1)]
 
 
-@derived(QueueSettings, presence="default")
+@derived(QueueSettings, without="declaration", presence="default")
 class QueueSettingsRequest(RequestModel):
     """A queue's settings, as a whole: a field that is left out gets its default. `null` keeps for ever, or sets no limit."""
 

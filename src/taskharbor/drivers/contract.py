@@ -39,6 +39,7 @@ from taskharbor.drivers.records import (
     QueueStats,
     Release,
     RetryAt,
+    SettingsField,
     Settlement,
     Woken,
     failure_record,
@@ -135,8 +136,9 @@ class Driver(Dispatcher, abc.ABC):
            stays known as long as the job that it led to is kept.
         3. It has a key, and a job of that (queue, key) waits: that job is changed by the record's flags (`update`, or the default
            flags), existed; the answer has its id. A blocked job also gathers the flags: booleans by "or", run_at the newer unless
-           that is "no". Priority and insertion stay. The record's own idempotency_key leads to that job from now on. The record's
-           id is not kept, so a repeated try after the job has run makes a new job.
+           that is "no". The priority changes only by the flag `priority`; the place of insertion stays. The
+           record's own idempotency_key leads to that job from now on. The record's id is not kept, so a repeated try after the
+           job has run makes a new job.
         4. It has a key, and a job of that (queue, key) is inflight (valid lease or not): stored as blocked, with its flags.
         5. Else stored. Lease fields, state and counters of the given record are ignored.
 
@@ -224,22 +226,41 @@ class Driver(Dispatcher, abc.ABC):
 
     # -- operating ----------------------------------------------------------------------------------------
 
-    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+    async def cancel(
+        self, job_ids: Sequence[str], *, now: Micros, only_waiting: bool = False
+    ) -> list[JobState | JobError]:
         """Cancel jobs, and return the state or the error of each.
 
         A waiting job becomes CANCELLED at once, with a log row. An inflight job is marked and INFLIGHT is returned; the next
         heartbeat tells its holder. A cancelled job stays CANCELLED. A done or dead job: JobFinished. An unknown job: JobNotFound.
-        """
-        return await self.run(check(op.CancelJobs(listed("job_ids", job_ids), now)))
 
-    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        `only_waiting`: an inflight job is not marked; the answer is INFLIGHT too.
+        """
+        return await self.run(check(op.CancelJobs(listed("job_ids", job_ids), now, only_waiting)))
+
+    async def cancel_keys(
+        self, keys: Sequence[str], *, queue: str, now: Micros, only_waiting: bool = False
+    ) -> list[int]:
+        """Cancel the jobs of keys in a queue, by the rules of `cancel`: the waiting job of each key, and the inflight one unless
+        `only_waiting`. Returns for each key how many jobs were cancelled or marked: 0, 1 or 2. A job that is marked already
+        counts."""
+        return await self.run(check(op.CancelKeys(listed("keys", keys), queue, now, only_waiting)))
+
+    async def requeue(
+        self,
+        job_ids: Sequence[str],
+        *,
+        now: Micros,
+        run_at_us: Micros | None = None,
+        keep_counts: bool = False,
+    ) -> list[JobState | JobError]:
         """Make dead jobs ready again, and return the state or the error of each.
 
-        The job is due now, with attempts and stalls at zero; last_error is kept, finished_at is cleared, and the log gets a row
-        `requeued`. If its key is inflight the job is BLOCKED. If its key already waits: KeyConflict. If it is not dead:
-        JobNotDead.
+        The job is due now, or at `run_at_us`. It is SCHEDULED if that is later than `now`. Its attempts and stalls are zero,
+        unless `keep_counts`. last_error is kept, finished_at is cleared, and the log gets a row `requeued`. If its key is
+        inflight the job is BLOCKED. If its key already waits: KeyConflict. If it is not dead: JobNotDead.
         """
-        return await self.run(check(op.Requeue(listed("job_ids", job_ids), now)))
+        return await self.run(check(op.Requeue(listed("job_ids", job_ids), now, run_at_us, keep_counts)))
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
         """Remove up to `limit` ended jobs that match; never others, whatever the filter says. Returns the number of removed
@@ -270,9 +291,23 @@ class Driver(Dispatcher, abc.ABC):
         not."""
         return await self.run(check(op.Stats(now, queue)))
 
-    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
-        """Replace a queue's settings. A lower max_inflight revokes no lease; it grants none until there is room."""
-        await self.run(check(op.Configure(queue, settings, now)))
+    async def configure(
+        self,
+        queue: str,
+        settings: QueueSettings,
+        *,
+        now: Micros,
+        fields: Sequence[SettingsField] | None = None,
+        declares: bool = False,
+    ) -> None:
+        """Change the named fields of a queue's settings, or all, in one step. A lower max_inflight revokes no lease; it grants
+        none until there is room.
+
+        The field `declaration` changes only with `declares`. Such a call changes nothing if the stored declaration is the given
+        one. Otherwise it changes the named fields and the declaration.
+        """
+        given = None if fields is None else listed("fields", fields)
+        await self.run(check(op.Configure(queue, settings, now, given, declares)))
 
     async def settings(self, queue: str) -> QueueSettings:
         """Return a queue's settings; the defaults if none were made."""
@@ -446,6 +481,6 @@ __all__ = [
     "DAY", "EXPIRED_ERROR", "FAILURE_TYPE", "TERMINAL_STATES", "Ack", "AttemptPage", "Capabilities",
     "Discard", "Driver", "Enqueued", "Extension", "Fail", "FailurePayload", "JobFilter", "JobShare",
     "JoinedAsyncTransaction", "JoinedTransaction", "LogPage", "LogState", "LogStream", "Page",
-    "QueueSettings", "QueueStats", "Release", "RetryAt", "Settlement", "Woken", "failure_record",
+    "QueueSettings", "QueueStats", "Release", "RetryAt", "Settlement", "SettingsField", "Woken", "failure_record",
     "gather_flags",
 ]  # fmt: skip

@@ -109,12 +109,23 @@ class Reclaim(Operation[int]):
 class CancelJobs(Operation[list[JobState | JobError]]):
     job_ids: list[Name]
     now: Instant
+    only_waiting: bool = False
+
+
+@operation("admin", changes=True, has_batch=True)
+class CancelKeys(Operation[list[int]]):
+    keys: list[Name]
+    queue: Name
+    now: Instant
+    only_waiting: bool = False
 
 
 @operation("admin", changes=True, has_batch=True)
 class Requeue(Operation[list[JobState | JobError]]):
     job_ids: list[Name]
     now: Instant
+    run_at_us: Instant | None = None
+    keep_counts: bool = False
 
 
 @operation("admin", changes=True)
@@ -135,6 +146,10 @@ class Configure(Operation[None]):
     queue: Name
     settings: rec.QueueSettings
     now: Instant
+    fields: list[rec.SettingsField] | None = None
+    """The settings that change. None: all."""
+    declares: bool = False
+    """True for a declaration in code. It changes nothing if the queue's `declaration` is this one already."""
 
 
 # -- inspection ---------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ bounds hold on every store; `jobs` has the types."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -105,6 +105,12 @@ class Extension(msgspec.Struct, frozen=True, gc=False):
     """None leaves the stored progress as it is."""
 
 
+SettingsField: TypeAlias = Literal[
+    "paused", "max_inflight", "failure_queue", "keep_done_us", "keep_dead_us", "keep_attempts_us"
+]
+"""The settings that an operator changes, each on its own."""
+
+
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """An operator's settings of a queue. Retention is in microseconds; None keeps for ever."""
 
@@ -117,6 +123,8 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_dead_us: Duration | None = 90 * DAY
     keep_attempts_us: Duration | None = 30 * DAY
     """The time that rows of the attempt log stay after `ended_at`."""
+    declaration: Text | None = None
+    """The declaration in code that was applied last. Only a call with `declares` sets it."""
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +253,7 @@ def gather_flags(kept: UpdateFlags, newer: UpdateFlags) -> UpdateFlags:
         run_at=kept.run_at if newer.run_at == "no" else newer.run_at,
         retry=kept.retry or newer.retry,
         reset_counts=kept.reset_counts or newer.reset_counts,
+        priority=kept.priority or newer.priority,
     )
 
 
@@ -265,6 +274,7 @@ class FailurePayload(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     attempts: int
     stalls: int
+    key: str | None = None
 
 
 def failure_record(dead: JobRecord, *, job_id: str, queue: str, now: Micros) -> JobRecord:
@@ -278,6 +288,7 @@ def failure_record(dead: JobRecord, *, job_id: str, queue: str, now: Micros) -> 
         error=dead.last_error or "",
         attempts=dead.attempts,
         stalls=dead.stalls,
+        key=dead.key,
     )
     return JobRecord(
         id=job_id,

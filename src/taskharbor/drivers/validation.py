@@ -96,6 +96,8 @@ def check_texts(call: op.Operation[Any]) -> None:
         case op.ReadBlobs() | op.PublishBlobs() if len(set(call.names)) < len(call.names):
             raise InvalidRequest("names: a blob is named twice; a call reads each once")
         case op.Configure(queue=queue, settings=settings):
+            if call.declares and settings.declaration is None:
+                raise InvalidRequest("declares without a declaration: give the text that stands for it")
             if settings.max_inflight == 0:
                 raise InvalidRequest("max_inflight 0: at least 1, or none; to stop a queue, pause it")
             if settings.failure_queue == queue:

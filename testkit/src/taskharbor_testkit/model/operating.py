@@ -8,11 +8,22 @@ from __future__ import annotations
 import bisect
 import copy
 from collections.abc import Sequence
+from typing import get_args
+
+import msgspec
 
 from taskharbor import errors
 from taskharbor.bulk.stage import unpack
 from taskharbor.drivers import contract
-from taskharbor.drivers.contract import AttemptPage, JobFilter, LogPage, Page, QueueSettings, QueueStats
+from taskharbor.drivers.contract import (
+    AttemptPage,
+    JobFilter,
+    LogPage,
+    Page,
+    QueueSettings,
+    QueueStats,
+    SettingsField,
+)
 from taskharbor.errors import JobError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
 from taskharbor_testkit.model.records import matches, own_copy, read_cursor
@@ -24,27 +35,54 @@ class Model(Store):
 
     # -- operating ----------------------------------------------------------------------------------------
 
-    def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+    def cancel(
+        self, job_ids: Sequence[str], *, now: Micros, only_waiting: bool = False
+    ) -> list[JobState | JobError]:
         self.promote(now)
-        return [self.cancel_one(job_id, now) for job_id in job_ids]
+        return [self.cancel_one(job_id, now, only_waiting) for job_id in job_ids]
 
-    def cancel_one(self, job_id: str, now: Micros) -> JobState | JobError:
+    def cancel_keys(
+        self, keys: Sequence[str], *, queue: str, now: Micros, only_waiting: bool = False
+    ) -> list[int]:
+        self.promote(now)
+        return [self.cancel_key(queue, key, now, only_waiting) for key in keys]
+
+    def cancel_key(self, queue: str, key: str, now: Micros, only_waiting: bool) -> int:
+        of_key = [
+            job
+            for job in self.jobs.values()
+            if (job.queue, job.key) == (queue, key)
+            and (job.state.is_waiting or (job.state is JobState.INFLIGHT and not only_waiting))
+        ]
+        for job in of_key:
+            self.cancel_one(job.id, now, only_waiting)
+        return len(of_key)
+
+    def cancel_one(self, job_id: str, now: Micros, only_waiting: bool) -> JobState | JobError:
         job = self.jobs.get(job_id)
         if job is None:
             return errors.JobNotFound(job_id)
         if job.state.is_waiting:
             self.end(job, copy.copy(job), JobState.CANCELLED, Outcome.CANCELLED, now)
         elif job.state is JobState.INFLIGHT:
-            job.cancel_requested = True
+            job.cancel_requested |= not only_waiting
         elif job.state is not JobState.CANCELLED:
             return errors.JobFinished(job_id)
         return job.state
 
-    def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+    def requeue(
+        self,
+        job_ids: Sequence[str],
+        *,
+        now: Micros,
+        run_at_us: Micros | None = None,
+        keep_counts: bool = False,
+    ) -> list[JobState | JobError]:
         self.promote(now)
-        return [self.requeue_one(job_id, now) for job_id in job_ids]
+        run_at = now if run_at_us is None else run_at_us
+        return [self.requeue_one(job_id, now, run_at, keep_counts) for job_id in job_ids]
 
-    def requeue_one(self, job_id: str, now: Micros) -> JobState | JobError:
+    def requeue_one(self, job_id: str, now: Micros, run_at: Micros, keep_counts: bool) -> JobState | JobError:
         job = self.jobs.get(job_id)
         if job is None:
             return errors.JobNotFound(job_id)
@@ -52,9 +90,10 @@ class Model(Store):
             return errors.JobNotDead(job_id)
         if self.of_key(job, lambda state: state.is_waiting) is not None:
             return errors.KeyConflict(job_id)
-        job.run_at_us = now
+        job.run_at_us = run_at
         job.finished_at_us = None
-        self.reset_counts(job)
+        if not keep_counts:
+            self.reset_counts(job)
         if self.is_blocked(job):
             job.state = JobState.BLOCKED
         else:
@@ -114,8 +153,23 @@ class Model(Store):
         self.log = [row for row in self.log if row.seq not in seqs]
         return len(seqs)
 
-    def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
-        self.configured[queue] = settings
+    def configure(
+        self,
+        queue: str,
+        settings: QueueSettings,
+        *,
+        now: Micros,
+        fields: Sequence[SettingsField] | None = None,
+        declares: bool = False,
+    ) -> None:
+        kept = self.settings(queue)
+        if declares and kept.declaration == settings.declaration:
+            return
+        names: Sequence[str] = get_args(SettingsField) if fields is None else fields
+        changed = {name: getattr(settings, name) for name in names}
+        if declares:
+            changed["declaration"] = settings.declaration
+        self.configured[queue] = msgspec.structs.replace(kept, **changed)
         self.wake(queue)
 
     # -- reading ------------------------------------------------------------------------------------------

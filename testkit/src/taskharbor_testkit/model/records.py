@@ -32,6 +32,8 @@ def change(job: JobRecord, by: JobRecord, flags: UpdateFlags) -> None:
         job.backoff_min_us, job.backoff_max_us = by.backoff_min_us, by.backoff_max_us
     if flags.reset_counts:
         job.attempts = job.stalls = 0
+    if flags.priority:
+        job.priority = by.priority
 
 
 def flags_of(job: JobRecord) -> UpdateFlags:
