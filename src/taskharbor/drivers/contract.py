@@ -481,6 +481,6 @@ __all__ = [
     "DAY", "EXPIRED_ERROR", "FAILURE_TYPE", "TERMINAL_STATES", "Ack", "AttemptPage", "Capabilities",
     "Discard", "Driver", "Enqueued", "Extension", "Fail", "FailurePayload", "JobFilter", "JobShare",
     "JoinedAsyncTransaction", "JoinedTransaction", "LogPage", "LogState", "LogStream", "Page",
-    "QueueSettings", "QueueStats", "Release", "RetryAt", "Settlement", "SettingsField", "Woken", "failure_record",
+    "QueueSettings", "QueueStats", "Release", "RetryAt", "SettingsField", "Settlement", "Woken", "failure_record",
     "gather_flags",
 ]  # fmt: skip

@@ -78,6 +78,8 @@ def touched(model: Model, call: op.Operation[Any], answer: Any) -> set[str]:
             ids = {one.job_id for one in batch}
         case op.CancelJobs(job_ids=job_ids) | op.Requeue(job_ids=job_ids):
             ids = set(job_ids)
+        case op.CancelKeys(keys=named, queue=queue):
+            keys = {(queue, key) for key in named}
     keys |= {(job.queue, job.key) for job in model.jobs.values() if job.id in ids}
     same_key = {job.id for job in model.jobs.values() if job.key is not None and (job.queue, job.key) in keys}
     return ids | same_key

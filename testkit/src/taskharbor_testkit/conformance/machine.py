@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from taskharbor.drivers import contract
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
+from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings, SettingsField
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobRecord, Lease, Micros
 from taskharbor_testkit.conformance import strategies as some
@@ -173,16 +173,29 @@ class DriverMachine(RuleBasedStateMachine):
     def reclaim(self, client: int, queue: str | None, limit: int, lag: Micros) -> None:
         self.do(client, op.Reclaim(self.twin.now - lag, queue, limit))
 
-    @rule(client=some.clients, which=some.picks, lag=some.lags)
-    def cancel(self, client: int, which: list[int], lag: Micros) -> None:
+    @rule(client=some.clients, which=some.picks, lag=some.lags, only_waiting=st.booleans())
+    def cancel(self, client: int, which: list[int], lag: Micros, only_waiting: bool) -> None:
         ids = [self.token(n)[0] if self.tokens and n % 2 else self.job_id(n) for n in which]
-        self.do(client, op.CancelJobs(ids, self.twin.now - lag))
+        self.do(client, op.CancelJobs(ids, self.twin.now - lag, only_waiting))
 
-    @rule(client=some.clients, which=some.picks, lag=some.lags)
-    def requeue(self, client: int, which: list[int], lag: Micros) -> None:
+    @rule(client=some.clients, queue=some.queues, keys=some.keys, lag=some.lags, only_waiting=st.booleans())
+    def cancel_keys(self, client: int, queue: str, keys: list[str], lag: Micros, only_waiting: bool) -> None:
+        self.do(client, op.CancelKeys(keys, queue, self.twin.now - lag, only_waiting))
+
+    @rule(
+        client=some.clients,
+        which=some.picks,
+        lag=some.lags,
+        delay=st.none() | some.delays,
+        keep_counts=st.booleans(),
+    )
+    def requeue(
+        self, client: int, which: list[int], lag: Micros, delay: Micros | None, keep_counts: bool
+    ) -> None:
         dead = [job.id for job in self.twin.model.jobs.values() if job.state == "dead"] or ["unknown"]
         ids = [dead[n % len(dead)] if n % 4 else self.job_id(n) for n in which]
-        self.do(client, op.Requeue(ids, self.twin.now - lag))
+        run_at = None if delay is None else self.twin.now + delay
+        self.do(client, op.Requeue(ids, self.twin.now - lag, run_at, keep_counts))
 
     @rule(client=some.clients, selection=some.filters, limit=some.limits)
     def purge(self, client: int, selection: JobFilter, limit: int) -> None:
@@ -192,11 +205,25 @@ class DriverMachine(RuleBasedStateMachine):
     def prune(self, client: int, limit: int) -> None:
         self.do(client, op.Prune(self.twin.now, limit))
 
-    @rule(client=some.clients, queue=some.queues, settings=some.settings)
-    def configure(self, client: int, queue: str, settings: QueueSettings) -> None:
+    @rule(
+        client=some.clients,
+        queue=some.queues,
+        settings=some.settings,
+        fields=some.fields,
+        declaration=some.declarations,
+    )
+    def configure(
+        self,
+        client: int,
+        queue: str,
+        settings: QueueSettings,
+        fields: list[SettingsField] | None,
+        declaration: str | None,
+    ) -> None:
         if settings.failure_queue == queue:
             return  # Refused: a failing job would never end.
-        self.do(client, op.Configure(queue, settings, self.twin.now))
+        given = msgspec.structs.replace(settings, declaration=declaration)
+        self.do(client, op.Configure(queue, given, self.twin.now, fields, declaration is not None))
 
     @rule(client=some.clients, selection=some.filters, limit=some.page_sizes)
     def list_jobs(self, client: int, selection: JobFilter, limit: int) -> None:

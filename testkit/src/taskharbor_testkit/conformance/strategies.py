@@ -6,7 +6,7 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.contract import JobFilter, QueueSettings, SettingsField
 from taskharbor.jobs import SECOND, JobState, UpdateFlags, UpdateRunAt
 
 TYPES = ("mail", "sms", "push")
@@ -26,7 +26,7 @@ lags = st.sampled_from((0,) * 8 + (1, 3, SECOND // 2, SECOND))
 """The time between a caller's reading of the clock and the effect of its call."""
 
 flags = st.none() | st.builds(
-    UpdateFlags, st.booleans(), st.sampled_from(get_args(UpdateRunAt)), st.booleans(), st.booleans()
+    UpdateFlags, st.booleans(), st.sampled_from(get_args(UpdateRunAt)), *[st.booleans()] * 3
 )
 
 wishes = st.fixed_dictionaries(
@@ -57,6 +57,7 @@ reservations = st.fixed_dictionaries(
 """The arguments of a reserve."""
 
 picks = st.lists(pick, min_size=1, max_size=3)
+keys = st.lists(st.sampled_from(("k", "k", "l", "unknown")), min_size=1, max_size=2)
 
 ends = st.fixed_dictionaries(
     {
@@ -77,6 +78,9 @@ settings = st.builds(
     keep_dead_us=st.sampled_from((None, SECOND, 5 * SECOND)),
     keep_attempts_us=st.sampled_from((None, SECOND, 5 * SECOND)),
 )
+
+fields = st.none() | st.lists(st.sampled_from(get_args(SettingsField)), max_size=3)
+declarations = st.sampled_from((None, None, "a", "b"))
 
 filters = st.builds(
     JobFilter,

@@ -222,11 +222,16 @@ class Twin:
     async def reclaim(self, now: Micros | None = None, **kwargs: Any) -> int:
         return await self.call(op.Reclaim(now or self.now, **kwargs))
 
-    async def cancel(self, *job_ids: str) -> list[JobState | JobError]:
-        return await self.call(op.CancelJobs(list(job_ids), self.now))
+    async def cancel(self, *job_ids: str, only_waiting: bool = False) -> list[JobState | JobError]:
+        return await self.call(op.CancelJobs(list(job_ids), self.now, only_waiting))
 
-    async def requeue(self, *job_ids: str) -> list[JobState | JobError]:
-        return await self.call(op.Requeue(list(job_ids), self.now))
+    async def cancel_keys(self, *keys: str, queue: str = QUEUE, only_waiting: bool = False) -> list[int]:
+        return await self.call(op.CancelKeys(list(keys), queue, self.now, only_waiting))
+
+    async def requeue(
+        self, *job_ids: str, run_at: Micros | None = None, keep_counts: bool = False
+    ) -> list[JobState | JobError]:
+        return await self.call(op.Requeue(list(job_ids), self.now, run_at, keep_counts))
 
     async def purge(self, limit: int = 1000, **selection: Any) -> int:
         return await self.call(op.Purge(JobFilter(**selection), limit))
@@ -235,7 +240,16 @@ class Twin:
         return await self.call(op.Prune(self.now, limit))
 
     async def configure(self, queue: str = QUEUE, **settings: Any) -> None:
+        """Give a queue these settings, and the default ones for the rest."""
         await self.call(op.Configure(queue, QueueSettings(**settings), self.now))
+
+    async def change(self, queue: str = QUEUE, declares: str | None = None, **settings: Any) -> None:
+        """Change these settings of a queue, and leave the rest."""
+        await self.call(self.changing(queue, declares, **settings))
+
+    def changing(self, queue: str = QUEUE, declares: str | None = None, **settings: Any) -> op.Configure:
+        given = QueueSettings(declaration=declares, **settings)
+        return op.Configure(queue, given, self.now, list(settings), declares is not None)  # type: ignore[arg-type]
 
     # -- looking ---------------------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, JobState, Micros, UpdateFlags
-from taskharbor_testkit.model.records import change
+from taskharbor_testkit.model.records import change, flags_of
 from taskharbor_testkit.planted.registry import Bug, HandleBug
 
 
@@ -125,6 +127,49 @@ class UpdateIgnoresFlags(Bug):
 
     def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
         super().update_waiting(waiting, given, DEFAULT_FLAGS, now)
+
+
+class UpdateIgnoresPriorityFlag(Bug):
+    """An enqueue onto a waiting job changes its priority where its flags say so."""
+
+    def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
+        super().update_waiting(waiting, given, replace(flags, priority=False), now)
+
+
+class UpdateAlwaysChangesPriority(Bug):
+    """An enqueue onto a waiting job leaves its priority where its flags do not name it."""
+
+    def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
+        super().update_waiting(waiting, given, flags, now)
+        waiting.priority = given.priority
+
+
+class UpdateOfPriorityLosesThePlace(Bug):
+    """A job whose priority changes keeps its place of insertion."""
+
+    def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
+        super().update_waiting(waiting, given, flags, now)
+        if flags.priority:
+            self.jobs[waiting.id] = self.jobs.pop(waiting.id)
+
+
+class BlockedForgetsPriorityFlag(Bug):
+    """A blocked job gathers the flag of the priority too."""
+
+    def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
+        kept = flags_of(waiting).priority
+        super().update_waiting(waiting, given, flags, now)
+        if waiting.state is JobState.BLOCKED and waiting.update is not None:
+            waiting.update = replace(waiting.update, priority=kept)
+
+
+class MergeKeepsPriority(Bug):
+    """A merge changes the priority where the blocked job's flags say so."""
+
+    def absorb(self, survivor: JobRecord, blocked: JobRecord) -> None:
+        priority = survivor.priority
+        super().absorb(survivor, blocked)
+        survivor.priority = priority
 
 
 class KeysSharedBetweenQueues(Bug):

@@ -111,6 +111,13 @@ class FailureQueueMissesFailures(Bug):
             super().serve_failure_queue(dead, queue, now)
 
 
+class FailureQueueLosesKey(Bug):
+    """The job of a failure queue has the key of the dead job."""
+
+    def serve_failure_queue(self, dead: JobRecord, queue: str, now: Micros) -> None:
+        super().serve_failure_queue(msgspec.structs.replace(dead, key=None), queue, now)
+
+
 class _LogsOutcome(Bug):
     """Writes the rows of one outcome another number of times than once."""
 

@@ -105,6 +105,10 @@ async def bad_settings_are_refused_and_the_queue_keeps_its_own(t: Twin) -> None:
         await _refused(t, *[op.Configure(QUEUE, one, t.now) for one in settings])
     await _refused(t, *[op.Configure(name, QueueSettings(), t.now) for name in BAD_NAMES])
     await _refused(t, op.Configure(QUEUE, {}, t.now))  # type: ignore[arg-type]
+    for fields in (["nope"], ["declaration"], [None], "paused"):
+        await _refused(t, op.Configure(QUEUE, QueueSettings(), t.now, fields), names="fields")  # type: ignore[arg-type]
+    await _refused(t, op.Configure(QUEUE, QueueSettings(), t.now, [], True), names="declares")
+    await _refused(t, op.Configure(QUEUE, QueueSettings(declaration="NUL \0"), t.now, [], True))
 
 
 async def ids_and_names_that_no_job_has_are_refused_where_they_are_looked_for(t: Twin) -> None:
@@ -116,7 +120,8 @@ async def ids_and_names_that_no_job_has_are_refused_where_they_are_looked_for(t:
             *[op.JobAttempts(name), op.Settings(name), op.Stats(START, name), op.Reclaim(START, name)],
             op.ListJobs(JobFilter(queue=name), START),
             op.ListJobs(JobFilter(types=frozenset({name})), START),
-            op.Purge(JobFilter(key=name)),
+            *[op.Purge(JobFilter(key=name)), op.CancelKeys([name], QUEUE, START)],
+            op.CancelKeys(["k"], name, START),
         )
     for cursor in ("foo", "-1"):
         pages = (op.ListJobs(JobFilter(), START, 1, cursor), op.ListJobs(JobFilter(until=cursor), START))

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, get_args
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.jobs import SECOND, JobRecord, UpdateFlags, UpdateRunAt
 from taskharbor_testkit.conformance.case import parametrised
-from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, discard, fail, release, retry
+from taskharbor_testkit.conformance.twin import SETTLEMENTS, End, Twin, ack, discard, fail, release, retry
 
 
 async def _inflight_and_blocked(t: Twin, **blocked: Any) -> tuple[JobRecord, JobRecord]:
@@ -176,13 +176,67 @@ async def updating_a_ready_job_may_schedule_it(t: Twin) -> None:
 
 
 async def an_update_leaves_who_the_job_is(t: Twin) -> None:
-    """With all flags, id, priority, created_at, place of insertion and idempotency key stay."""
+    """Without the flag for it the priority stays. Id, created_at, place of insertion and idempotency key always stay."""
     job, behind = await t.add(key="k", priority=3, idempotency_key="i"), await t.add(priority=3)
     t.advance(1)
     flags = UpdateFlags(payload=True, retry=True, reset_counts=True)
     await t.updates(t.job(key="k", priority=9, idempotency_key="j", update=flags, type="sms"), job)
     await t.shows(job, priority=3, created_at_us=job.created_at_us, idempotency_key="i")
     assert [held.id for held in await t.reserve(2)] == [job.id, behind.id]
+
+
+@parametrised
+async def _reprioritised(t: Twin, delay: int) -> None:
+    """Up and down; the place of insertion stays, so it is first among equals that came later."""
+    flags = UpdateFlags(payload=False, priority=True)
+    moved, behind = await t.add(key="k", run_at_us=t.now + delay), await t.add(run_at_us=t.now + delay)
+    ahead = await t.add(priority=5, run_at_us=t.now + delay)
+    for priority in (9, -1, 5, 0):
+        await t.updates(t.job(key="k", priority=priority, payload=b"new", update=flags), moved)
+        await t.shows(moved, priority=priority, payload=b"{}", state="scheduled" if delay else "ready")
+    await t.updates(t.job(key="k", priority=6, update=flags), moved)
+    t.now += delay
+    assert [held.id for held in await t.reserve(3)] == [moved.id, ahead.id, behind.id]
+
+
+_reprioritised("an_update_may_change_the_priority_of_a_ready_job", 0)
+_reprioritised("an_update_may_change_the_priority_of_a_scheduled_job", SECOND)
+
+
+async def a_lower_priority_moves_a_job_back(t: Twin) -> None:
+    """Type by type too, and beside a change of its time."""
+    moved, other = await t.add(key="k", priority=3), await t.add(priority=1)
+    await t.updates(t.job(key="k", priority=-2, update=UpdateFlags(priority=True, run_at="earlier")), moved)
+    assert (await t.lease(types=["mail"])).id == other.id
+    await t.settle(ack(await t.lease()))
+    await t.logged(moved, priority=-2)
+
+
+@parametrised
+async def _blocked_reprioritised(t: Twin, end: End) -> None:
+    """An update of a blocked job changes it and gathers the flag. It then runs, or is merged, with that priority."""
+    held, blocked = await _inflight_and_blocked(t, update=UpdateFlags(payload=False))
+    other = await t.add(priority=1)
+    flags = UpdateFlags(payload=False, priority=True)
+    await t.updates(t.job(key="k", priority=2, update=flags), blocked)
+    await t.shows(blocked, priority=2, update=flags)
+    await t.updates(t.job(key="k", priority=9, update=UpdateFlags(payload=False)), blocked)
+    await t.settle(end(held))
+    await t.logged(held, priority=0)
+    assert [(job.priority, job.payload) for job in await t.reserve(2)] == [
+        (2, b"old" if end is release else b"new"),
+        (1, other.payload),
+    ]
+
+
+_blocked_reprioritised("a_blocked_job_may_get_another_priority", ack)
+_blocked_reprioritised("a_merge_may_change_the_priority", release)
+
+
+async def a_merge_without_the_flag_keeps_the_priority(t: Twin) -> None:
+    held, _ = await _inflight_and_blocked(t, priority=7)
+    await t.settle(release(held))
+    await t.shows(held, priority=0, payload=b"new")
 
 
 async def an_update_may_change_the_type_it_is_claimed_by(t: Twin) -> None:
@@ -199,9 +253,9 @@ Meeting: TypeAlias = Callable[[Twin, Combinations], Awaitable[None]]
 """Jobs of different keys do not touch each other, so one case tries several combinations, each on its own key."""
 
 COMBINATIONS = [
-    UpdateFlags(payload, run_at, retry_, reset)
-    for run_at, payload, retry_, reset in itertools.product(
-        get_args(UpdateRunAt), (True, False), (False, True), (False, True)
+    UpdateFlags(payload, run_at, retry_, reset, priority)
+    for run_at, payload, retry_, reset, priority in itertools.product(
+        get_args(UpdateRunAt), (True, False), *[(False, True)] * 3
     )
 ]
 

@@ -1,8 +1,12 @@
-"""W and pause: the effect of an operator's settings on claiming, at once and for every worker."""
+"""Settings: they change by field, and take effect on claiming at once and for every worker."""
 
 from __future__ import annotations
 
-from taskharbor.drivers.contract import DAY, QueueSettings
+from typing import get_args
+
+import msgspec
+
+from taskharbor.drivers.contract import DAY, QueueSettings, SettingsField
 from taskharbor.drivers.operations import Configure
 from taskharbor.jobs import JobState
 from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack
@@ -109,3 +113,102 @@ async def settings_are_replaced_as_a_whole(t: Twin) -> None:
     for settings in (full, full, QueueSettings(max_inflight=1)):
         await t.call(Configure("q", settings, t.now))
         assert await (await t.store.connect()).settings("q") == settings
+
+
+FULL = QueueSettings(
+    paused=True,
+    max_inflight=4,
+    failure_queue="f",
+    keep_done_us=1,
+    keep_dead_us=None,
+    keep_attempts_us=2 * DAY,
+)
+
+
+async def a_setting_changes_by_itself(t: Twin) -> None:
+    """Each field in turn, to another value and back to its default; the others keep theirs. No field: nothing changes."""
+    await t.call(Configure("q", FULL, t.now))
+    for field in get_args(SettingsField):
+        for settings in (QueueSettings(), FULL):
+            await t.change(**{field: getattr(settings, field)})
+            wanted = msgspec.structs.replace(FULL, **{field: getattr(settings, field)})
+            assert await (await t.store.connect()).settings("q") == wanted
+    async with t.unchanged():
+        await t.change()
+
+
+async def a_queue_is_known_from_its_first_setting(t: Twin) -> None:
+    """Also if none of its fields was named. The fields that were not named have their defaults."""
+    await t.change("new", max_inflight=2)
+    await t.change("named")
+    shown = {stats.queue: stats.settings for stats in await t.driver.stats(now=t.now)}
+    assert shown == {"named": QueueSettings(), "new": QueueSettings(max_inflight=2)}
+
+
+async def pause_and_limit_at_the_same_time_both_hold(t: Twin) -> None:
+    """Two handles, 40 times in a row. Each changes its own field, and none undoes the other's."""
+    other = await t.store.connect()
+    for n in range(40):
+        calls = t.changing(paused=n % 2 == 0), t.changing(max_inflight=n + 1)
+        await t.together((t.driver, calls[0]), (other, calls[1]))
+        assert await t.driver.settings("q") == QueueSettings(paused=n % 2 == 0, max_inflight=n + 1)
+
+
+async def a_field_that_changes_takes_effect_at_once(t: Twin) -> None:
+    await t.add_many(3)
+    await t.change(max_inflight=1)
+    assert len(await t.reserve(3)) == 1
+    await t.change(paused=True)
+    await t.change(max_inflight=3)
+    assert await t.reserve(3) == []
+    await t.change(paused=False)
+    assert len(await t.reserve(3)) == 2
+
+
+# -- declarations ----------------------------------------------------------------------------------------------
+
+
+async def a_declaration_is_applied_once(t: Twin) -> None:
+    """The same one again does not undo what an operator changed since. Another one is applied, to its fields only."""
+    await t.change(declares="one", max_inflight=2, keep_done_us=1)
+    await t.change(max_inflight=9, failure_queue="f")
+    changed = QueueSettings(max_inflight=9, keep_done_us=1, failure_queue="f", declaration="one")
+    assert await t.driver.settings("q") == changed
+    async with t.unchanged():
+        await t.change(declares="one", max_inflight=2, keep_done_us=1)
+    await t.change(declares="zwölf", max_inflight=3)
+    wanted = msgspec.structs.replace(changed, max_inflight=3, declaration="zwölf")
+    assert await (await t.store.connect()).settings("q") == wanted
+
+
+async def a_declaration_may_name_no_field(t: Twin) -> None:
+    """It is noted all the same, and the queue is known. With all fields, all change."""
+    await t.change(declares="nothing")
+    assert await t.driver.settings("q") == QueueSettings(declaration="nothing")
+    declared = msgspec.structs.replace(FULL, declaration="all")
+    await t.call(Configure("q", declared, t.now, None, True))
+    assert await t.driver.settings("q") == declared
+
+
+async def only_a_declaration_changes_the_declaration(t: Twin) -> None:
+    """An operator's change leaves it, even one of all fields that names another."""
+    await t.change(declares="one")
+    for text in (None, "other"):
+        await t.call(Configure("q", QueueSettings(paused=True, declaration=text), t.now))
+        assert await t.driver.settings("q") == QueueSettings(paused=True, declaration="one")
+
+
+async def declarations_are_per_queue(t: Twin) -> None:
+    await t.change(declares="one", max_inflight=1)
+    await t.change("other", declares="one", max_inflight=2)
+    assert (await t.driver.settings("other")).max_inflight == 2
+
+
+async def two_that_declare_at_once_and_an_operator(t: Twin) -> None:
+    """Two processes that start side by side declare the same; the operator's field is another, and holds."""
+    one, two = await t.store.connect(), await t.store.connect()
+    for n in range(10):
+        declaring = t.changing(declares=str(n), max_inflight=n + 1)
+        await t.together((t.driver, declaring), (one, declaring), (two, t.changing(paused=n % 2 == 0)))
+        wanted = QueueSettings(paused=n % 2 == 0, max_inflight=n + 1, declaration=str(n))
+        assert await t.driver.settings("q") == wanted

@@ -98,6 +98,86 @@ async def a_cancelled_retry_keeps_the_history(t: Twin) -> None:
     assert [row.outcome for row in await t.rows(held.id)] == ["retried", "cancelled"]
 
 
+async def cancel_only_what_waits_leaves_the_inflight(t: Twin) -> None:
+    """INFLIGHT is the answer for a marked job too, and its mark stays."""
+    held, marked = await t.hold(2)
+    ready, later = await t.add(), await t.add(run_at_us=t.now + SECOND)
+    await t.cancel(marked.id)
+    ids = [job.id for job in (held, marked, ready, later)]
+    answers = await t.cancel(*ids, only_waiting=True)
+    assert answers == ["inflight", "inflight", "cancelled", "cancelled"]
+    await t.shows(held, state="inflight", cancel_requested=False)
+    await t.shows(marked, state="inflight", cancel_requested=True)
+    assert await t.settle(retry(held, t.now), retry(marked, t.now)) == [None, None]
+    assert await t.states(held, marked) == "ready cancelled"
+    unknown, finished = await t.cancel("unknown", (await _dead(t)).id, only_waiting=True)
+    assert [type(unknown), type(finished)] == [errors.JobNotFound, errors.JobFinished]
+
+
+# -- cancel by key ---------------------------------------------------------------------------------------------
+
+
+async def _of_key(t: Twin) -> tuple[JobRecord, JobRecord]:
+    """One job of the key `k` is inflight, one is blocked."""
+    held = await t.lease(t.job(key="k"))
+    return held, await t.add(key="k")
+
+
+async def cancel_by_key_ends_the_waiting_and_marks_the_inflight(t: Twin) -> None:
+    """A marked job counts again. The row of the log tells of the job that waited."""
+    held, blocked = await _of_key(t)
+    ready, later = await t.add(key="ready"), await t.add(key="löse", run_at_us=t.now + SECOND)
+    others = [await t.add(), await t.add(key="other"), await t.add(key="k", queue="other")]
+    assert await t.cancel_keys("k", "löse", "ready") == [2, 1, 1]
+    assert await t.states(held, blocked, later, ready) == "inflight cancelled cancelled cancelled"
+    assert await t.states(*others) == "ready ready ready"
+    await t.shows(held, cancel_requested=True)
+    await t.logged(blocked, outcome="cancelled", state="cancelled", ended_at_us=t.now)
+    async with t.unchanged():
+        assert await t.cancel_keys("k") == [1]
+    await t.settle(release(held))
+    await t.shows(held, state="cancelled")
+
+
+async def cancel_by_key_finds_only_jobs_that_have_not_ended(t: Twin) -> None:
+    """An unknown key, a key of another queue, a key whose jobs have all ended: 0. No queue comes into being."""
+    await t.settle(ack(await t.lease(t.job(key="k"))))
+    await t.cancel((await t.add(key="k")).id)
+    await _dead(t, key="k")
+    async with t.unchanged():
+        assert await t.cancel_keys("k", "unknown") == [0, 0]
+        assert await t.cancel_keys("k", queue="never seen") == [0]
+    assert await t.cancel_keys() == []
+
+
+async def a_key_that_is_named_twice_is_cancelled_once(t: Twin) -> None:
+    """The second answer is that of a second call."""
+    held, blocked = await _of_key(t)
+    ready = await t.add(key="l")
+    assert await t.cancel_keys("k", "l", "k", "l") == [2, 1, 1, 0]
+    assert [len(await t.rows(job.id)) for job in (held, blocked, ready)] == [0, 1, 1]
+
+
+async def cancel_by_key_only_what_waits_leaves_the_inflight(t: Twin) -> None:
+    held, blocked = await _of_key(t)
+    assert await t.cancel_keys("k", "k", only_waiting=True) == [1, 0]
+    await t.shows(held, state="inflight", cancel_requested=False)
+    await t.shows(blocked, state="cancelled")
+    await t.settle(release(held))
+    await t.shows(held, state="ready")
+
+
+async def a_cancelled_key_is_free(t: Twin) -> None:
+    """A new job of the key is blocked by the inflight one, and merged into nothing."""
+    held, _ = await _of_key(t)
+    await t.cancel_keys("k")
+    new = t.job(key="k")
+    await t.stores(new)
+    await t.shows(new, state="blocked")
+    await t.settle(SETTLEMENTS["retry"](held))
+    assert await t.states(held, new) == "cancelled ready"
+
+
 # -- requeue ---------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +203,59 @@ async def a_requeued_job_is_ready_and_due_now(t: Twin) -> None:
     await t.shows(dead, last_error=BOOM.text, failed_at_us=failed_at, finished_at_us=None)
     await t.logged(dead, outcome="requeued", state="ready", ended_at_us=t.now)
     await t.logged(dead, worker=None, reserved_at_us=None, lease_expires_at_us=None)
+
+
+@parametrised
+async def _requeued(t: Twin, delay: int | None, keep_counts: bool, state: str) -> None:
+    """Due at its time, and behind what was due before it."""
+    dead, failed_at = await _dead(t), t.now
+    t.advance(7)
+    run_at = None if delay is None else t.now + delay
+    assert await t.requeue(dead.id, run_at=run_at, keep_counts=keep_counts) == [state]
+    due = t.now if run_at is None else run_at
+    attempts, stalls = (4, 1) if keep_counts else (0, 0)
+    await t.shows(dead, state=state, run_at_us=due, attempts=attempts, stalls=stalls)
+    await t.shows(dead, last_error=BOOM.text, failed_at_us=failed_at, finished_at_us=None)
+    await t.logged(dead, outcome="requeued", state=state, ended_at_us=t.now)
+    first = await t.add()
+    t.now = max(t.now, due)
+    held = [job.id for job in await t.reserve(2)]
+    assert held == ([dead.id, first.id] if due < first.run_at_us or delay is None else [first.id, dead.id])
+
+
+_requeued("a_job_requeued_at_a_time_is_scheduled", 5 * SECOND, False, "scheduled")
+_requeued("a_job_requeued_at_a_time_in_the_past_is_ready_in_that_place", -5 * SECOND, False, "ready")
+_requeued("a_job_may_be_requeued_with_its_counts", None, True, "ready")
+_requeued("a_job_may_be_requeued_at_a_time_with_its_counts", 5 * SECOND, True, "scheduled")
+
+
+async def a_job_requeued_with_its_counts_dies_by_its_next_stall(t: Twin) -> None:
+    dead = await _dead(t, max_attempts=5)
+    await t.requeue(dead.id, keep_counts=True)
+    await t.lease(lease=5)
+    t.advance(5)
+    await t.reclaim()
+    await t.shows(dead, state="dead", attempts=4, stalls=2)
+
+
+async def a_job_requeued_as_blocked_keeps_its_time_and_counts(t: Twin) -> None:
+    dead = await _dead(t, key="k")
+    held = await t.lease(t.job(key="k"))
+    later = t.now + 9 * SECOND
+    assert await t.requeue(dead.id, run_at=later, keep_counts=True) == ["blocked"]
+    await t.shows(dead, state="blocked", run_at_us=later, attempts=4, stalls=1)
+    await t.settle(ack(held))
+    await t.shows(dead, state="scheduled", run_at_us=later)
+    t.advance(9)
+    assert (await t.lease()).id == dead.id
+
+
+async def a_time_and_counts_do_not_make_up_for_a_conflict(t: Twin) -> None:
+    dead, waiting = await _dead(t, key="k"), await t.add(key="k")
+    async with t.unchanged():
+        answers = await t.requeue(dead.id, waiting.id, "unknown", run_at=t.now + SECOND, keep_counts=True)
+    wanted = [errors.KeyConflict, errors.JobNotDead, errors.JobNotFound]
+    assert [type(one) for one in answers] == wanted
 
 
 async def a_requeued_job_may_die_again(t: Twin) -> None:

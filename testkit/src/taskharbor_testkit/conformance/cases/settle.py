@@ -181,14 +181,26 @@ async def a_failed_job_is_told_of(t: Twin) -> None:
     assert (told.run_at_us, told.created_at_us) == (t.now, t.now)
 
 
+async def the_key_of_a_dead_job_is_told(t: Twin) -> None:
+    """None, plain, and in any script. The failure job itself has no key."""
+    await t.configure(failure_queue="failed")
+    for key in (None, "k", 'größe "7" \\ 日本 🚢'):
+        await t.settle(fail(await t.lease(t.job(key=key))))
+        (told,) = await t.reserve(queue="failed")
+        assert msgspec.json.decode(told.payload, type=FailurePayload).key == key
+        assert told.key is None
+        await t.settle(ack(told))
+
+
 @parametrised
 async def _stall_told_by(t: Twin, call: str) -> None:
     await t.configure(failure_queue="failed")
-    held = await t.lease(t.job(max_attempts=1), lease=5)
+    held = await t.lease(t.job(max_attempts=1, key="k"), lease=5)
     t.advance(5)
     await getattr(t, call)()
     (told,) = await _failures(t)
     assert (told.job_id, told.stalls, told.error) == (held.id, 1, EXPIRED_ERROR.text)
+    assert told.key == "k"
 
 
 for _call in ("reclaim", "reserve"):
