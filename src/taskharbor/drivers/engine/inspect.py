@@ -116,7 +116,7 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
         dead_total=row[10],
         cancelled_total=row[11],
         head_run_at_us=min(heads)[1] if heads else None,
-        settings=_settings_from(row[12:18]),
+        settings=_settings_from(row[12:]),
     )
 
 

@@ -100,8 +100,8 @@ _inserted = attrgetter(
     *("type", "key", "spec", "payload_size", "inline_payload"),
 )
 _rewritten = attrgetter(
-    *("type", "spec", "max_attempts", "max_stalls", "payload_size", "has_new_payload", "inline_payload"),
-    "seq",
+    *("type", "spec", "priority", "max_attempts", "max_stalls", "payload_size", "has_new_payload"),
+    *("inline_payload", "seq"),
 )
 _logged = attrgetter(
     *("id", "queue_id", "type", "key", "priority", "fence", "worker", "created_at", "run_at", "reserved_at"),
@@ -267,6 +267,8 @@ class Unit:
             spec.backoff_min_us, spec.backoff_max_us = by_spec.backoff_min_us, by_spec.backoff_max_us
         if flags.reset_counts:
             job.attempts = job.stalls = 0
+        if flags.priority:
+            job.priority = by.priority
         self.set_spec(job, spec)
         self.touch(job)
 
@@ -310,6 +312,7 @@ class Unit:
             headers=spec.headers,
             run_at_us=job.run_at,
             created_at_us=job.created_at,
+            key=job.key,
             attempts=job.attempts,
             stalls=job.stalls,
             last_error=job.last_error,

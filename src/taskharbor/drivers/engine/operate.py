@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import get_args
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
-from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.contract import JobFilter, QueueSettings, SettingsField
+from taskharbor.drivers.engine.inspect import settings as settings_of
 from taskharbor.drivers.engine.loaded_jobs import JobRow, Unit
 from taskharbor.drivers.engine.tables import (
     BLOCKED,
@@ -15,7 +18,6 @@ from taskharbor.drivers.engine.tables import (
     DEAD,
     DONE,
     INFLIGHT,
-    READY,
     STATE_NUMBERS,
     STATES,
     Counts,
@@ -31,12 +33,37 @@ _FOREVER = 2**63 - 1
 _ANY = JobFilter()
 
 
-def cancel(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    return _change_each(transaction, job_ids, now, _cancel)
+def cancel(
+    transaction: Transaction, job_ids: Sequence[str], now: Micros, only_waiting: bool = False
+) -> list[JobState | JobError]:
+    return _change_each(transaction, job_ids, now, partial(_cancel, only_waiting=only_waiting))
 
 
-def requeue(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    return _change_each(transaction, job_ids, now, _requeue)
+def cancel_keys(
+    transaction: Transaction, keys: Sequence[str], queue: str, now: Micros, only_waiting: bool
+) -> list[int]:
+    number = transaction.known_queue_id(queue)
+    if number is None:
+        return [0] * len(keys)
+    unit = Unit(transaction, now, ())
+    unit.load_keys({(number, key) for key in keys})
+    counts = []
+    for key in keys:
+        of_key = unit.waiting(number, key), None if only_waiting else unit.inflight(number, key)
+        counts.append(len([_cancel(unit, job) for job in of_key if job is not None]))
+    unit.flush()
+    return counts
+
+
+def requeue(
+    transaction: Transaction,
+    job_ids: Sequence[str],
+    now: Micros,
+    run_at: Micros | None = None,
+    keep_counts: bool = False,
+) -> list[JobState | JobError]:
+    change = partial(_requeue, run_at=now if run_at is None else run_at, keep_counts=keep_counts)
+    return _change_each(transaction, job_ids, now, change)
 
 
 def _change_each(
@@ -52,33 +79,50 @@ def _change_each(
     return answers
 
 
-def _cancel(unit: Unit, job: JobRow) -> JobState | JobError:
+def _cancel(unit: Unit, job: JobRow, only_waiting: bool = False) -> JobState | JobError:
     if job.state in (DONE, DEAD):
         return JobFinished(job.id)
     if job.state == INFLIGHT:
-        job.cancel_requested = 1
-        unit.touch(job)
+        if not only_waiting:
+            job.cancel_requested = 1
+            unit.touch(job)
     elif job.state != CANCELLED:
         unit.end(job, CANCELLED, Outcome.CANCELLED)
     return STATES[job.state]
 
 
-def _requeue(unit: Unit, job: JobRow) -> JobState | JobError:
+def _requeue(unit: Unit, job: JobRow, run_at: Micros, keep_counts: bool) -> JobState | JobError:
     if job.state != DEAD:
         return JobNotDead(job.id)
     if unit.waiting(job.queue_id, job.key) is not None:
         return KeyConflict(job.id)
-    job.run_at = unit.now
-    job.attempts = job.stalls = 0
+    job.run_at = run_at
+    if not keep_counts:
+        job.attempts = job.stalls = 0
     job.finished_at = None
-    unit.place(job, READY if unit.inflight(job.queue_id, job.key) is None else BLOCKED)
+    if unit.inflight(job.queue_id, job.key) is None:
+        unit.wait_by_run_at(job)
+    else:
+        unit.place(job, BLOCKED)
     unit.log(job, Outcome.REQUEUED, job.state)
     return STATES[job.state]
 
 
-def configure(transaction: Transaction, queue: str, settings: QueueSettings, now: Micros) -> None:
+def configure(
+    transaction: Transaction,
+    queue: str,
+    settings: QueueSettings,
+    now: Micros,
+    fields: Sequence[SettingsField] | None,
+    declares: bool,
+) -> None:
     number = transaction.queue_id(queue)
-    transaction.execute(_SQL["configure"], (*astuple(settings), number))
+    kept = settings_of(transaction, queue)
+    if declares and kept.declaration == settings.declaration:
+        return
+    names = [*(get_args(SettingsField) if fields is None else fields), *["declaration"] * declares]
+    changed = replace(kept, **{name: getattr(settings, name) for name in names})
+    transaction.execute(_SQL["configure"], (*astuple(changed), number))
     transaction.notifies = True
 
 

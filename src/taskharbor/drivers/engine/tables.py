@@ -119,11 +119,16 @@ class Transaction(msgspec.Struct):
         (text,) = self.execute(statement, values).fetchone()
         return msgspec.json.decode(text)
 
+    def known_queue_id(self, name: str) -> int | None:
+        """The number of a queue that is known."""
+        row = self.execute(_QUEUES["id_of"], (name,)).fetchone()
+        return None if row is None else int(row[0])
+
     def queue_id(self, name: str) -> int:
         """The queue's number; a queue nobody knew yet gets one."""
-        row = self.execute(_QUEUES["id_of"], (name,)).fetchone()
-        if row is not None:
-            return int(row[0])
+        known = self.known_queue_id(name)
+        if known is not None:
+            return known
         return self.execute(_QUEUES["add"], (name, *astuple(QueueSettings()))).lastrowid or 0
 
     def is_next_due(self, queue: int, run_at: Micros) -> bool:

@@ -258,9 +258,24 @@ class ObjectStoreDriver(Driver):
 
     # -- operating ----------------------------------------------------------------------------------------
 
+    async def _cancel_keys(self, call: op.CancelKeys) -> list[int]:
+        parts: dict[Shard, list[int]] = {}
+        for at, key in enumerate(call.keys):
+            parts.setdefault(self.store.shard_for(call.queue, key), []).append(at)
+        counts: dict[int, int] = {}
+
+        async def cancel(shard: Shard, part: list[int]) -> None:
+            own = replace(call, keys=[call.keys[at] for at in part])
+            made = await shard.change(lambda transaction: operate.cancel_keys(transaction, *astuple(own)))
+            counts.update(zip(part, made, strict=True))
+
+        await asyncio.gather(*(cancel(*part) for part in parts.items()))
+        return [counts[at] for at in range(len(call.keys))]
+
     async def _configure(self, call: op.Configure) -> None:
         number, most = self.store.catalog.shards, call.settings.max_inflight
-        if most is not None and 0 < most < number:
+        names_it = call.fields is None or "max_inflight" in call.fields
+        if names_it and most is not None and most < number:
             raise InvalidRequest(
                 f"max_inflight={most} cannot be shared by {number} shards, each of which needs one at least: "
                 f"allow {number} or more, or keep this queue in a store without shards"

@@ -324,8 +324,11 @@ class Store:
     def shard_of(self, record: JobRecord) -> Shard:
         """Return the shard of a new job. Jobs that must know of each other are in one shard: by key, else by idempotency key,
         else any shard."""
-        name = record.key or record.idempotency_key or record.id
-        return self._shard(record.queue, crc32(name.encode()) % self.catalog.shards)
+        return self.shard_for(record.queue, record.key or record.idempotency_key or record.id)
+
+    def shard_for(self, queue: str, name: str) -> Shard:
+        """Return the shard of the jobs with this key."""
+        return self._shard(queue, crc32(name.encode()) % self.catalog.shards)
 
     def shards_of(self, queue: str) -> list[Shard]:
         return [self._shard(queue, number) for number in range(self.catalog.shards)]

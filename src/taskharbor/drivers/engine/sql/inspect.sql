@@ -45,11 +45,12 @@ SELECT id, scheduled, ready, blocked, inflight, done, dead, cancelled FROM queue
 
 -- name: stats
 SELECT name, id, scheduled, ready, blocked, inflight, done, dead, cancelled, done_total, dead_total, cancelled_total,
-    paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us
+    paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us, declaration
 FROM queues WHERE :queue IS NULL OR name = :queue ORDER BY name
 
 -- name: settings
-SELECT paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us FROM queues WHERE name = ?
+SELECT paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us, declaration
+FROM queues WHERE name = ?
 
 -- name: due_scheduled
 -- Per priority: the first scheduled job that is due but not promoted yet, and the number of such jobs.

@@ -1,7 +1,7 @@
 -- name: configure
 UPDATE queues
 SET paused = ?, max_inflight = ?, failure_queue = ?, keep_done_us = ?, keep_dead_us = ?, keep_attempts_us = ?,
-    stirred = stirred + 1
+    declaration = ?, stirred = stirred + 1
 WHERE id = ?
 
 -- name: queues

@@ -2,8 +2,8 @@
 SELECT id FROM queues WHERE name = ?
 
 -- name: add
-INSERT INTO queues (name, paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO queues (name, paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us, declaration)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: remove
 DELETE FROM queues WHERE id = ?

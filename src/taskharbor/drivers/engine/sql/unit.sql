@@ -39,7 +39,7 @@ FROM moved WHERE jobs.seq = moved.seq
 
 -- name: rewrite
 UPDATE jobs
-SET type = ?, spec = ?, max_attempts = ?, max_stalls = ?, payload_size = ?, payload = CASE WHEN ? THEN ? ELSE payload END
+SET type = ?, spec = ?, priority = ?, max_attempts = ?, max_stalls = ?, payload_size = ?, payload = CASE WHEN ? THEN ? ELSE payload END
 WHERE seq = ?
 
 -- name: drop_payload
