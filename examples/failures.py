@@ -2,10 +2,11 @@
 
 import msgspec
 
-from taskharbor import Harbor, JobState, QueueSettings, Unrecoverable
+from taskharbor import Harbor, JobState, Unrecoverable
 from taskharbor.drivers.contract import FAILURE_TYPE, FailurePayload
 
 harbor = Harbor("sqlite:///failures.db")
+harbor.queue("default", failure_queue="failed")
 broken = True
 
 
@@ -17,7 +18,6 @@ async def ship(order: int) -> str:
 
 
 if __name__ == "__main__":
-    harbor.client.configure("default", QueueSettings(failure_queue="failed"))
     handle = ship.enqueue(7)
     harbor.worker(until_empty=True).run()
     print("after the first run:", handle.state())

@@ -2,9 +2,10 @@
 
 import asyncio
 
-from taskharbor import Harbor, QueueSettings
+from taskharbor import Harbor
 
 harbor = Harbor("sqlite:///rate.db")
+harbor.queue("api", max_inflight=2)
 running, most = 0, 0
 
 
@@ -18,7 +19,6 @@ async def call(n: int) -> None:
 
 
 if __name__ == "__main__":
-    harbor.client.configure("api", QueueSettings(max_inflight=2))
     call.enqueue_many([(n,) for n in range(50)])
     harbor.worker(until_empty=True, concurrency=20).run()
     print("most at once:", most)

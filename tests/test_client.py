@@ -1,11 +1,24 @@
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
-from taskharbor import AsyncClient, Client, JobRequest, JobState
+from taskharbor import (
+    AsyncClient,
+    Client,
+    Failure,
+    JobRecord,
+    JobRequest,
+    JobState,
+    QueueNotFound,
+    QueueSettings,
+)
 from taskharbor.client import portal
+from taskharbor.drivers.contract import DAY, Fail
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobNotDead, JobNotFound, WaitTimeout
+from taskharbor.jobs import to_datetime
 
 
 @pytest.fixture
@@ -36,6 +49,65 @@ def test_what_a_driver_refuses_is_raised(client: Client) -> None:
             call("nobody")
     with pytest.raises(JobNotDead):
         client.requeue(client.enqueue(JobRequest(type="t")).id)
+
+
+def test_settings_change_by_field(client: Client) -> None:
+    """A queue that was never seen is refused, and enqueueing makes it known."""
+    for change in (client.pause, client.resume, client.configure):
+        with pytest.raises(QueueNotFound, match="queue 'api' is not known"):
+            change("api")
+    assert client.stats() == []
+    client.enqueue(JobRequest(type="t", queue="api"))
+    client.configure("api", max_inflight=2, keep_done=timedelta(days=1), keep_dead=None, keep_attempts=1.5)
+    client.pause("api")
+    kept = QueueSettings(max_inflight=2, keep_done_us=DAY, keep_dead_us=None, keep_attempts_us=1_500_000)
+    assert client.settings("api") == replace(kept, paused=True)
+    client.resume("api")
+    client.configure("api", max_inflight=None)
+    assert client.settings("api") == replace(kept, max_inflight=None)
+    client.configure("new", failure_queue="failed", create=True)
+    assert client.settings("new") == QueueSettings(failure_queue="failed")
+    with pytest.raises(TypeError, match="unknown setting keep_don of queue 'new'; known: paused"):
+        client.configure("new", keep_don=1)  # type: ignore[call-arg]
+    for wrong in ({"max_inflight": 0}, {"keep_done": "a day"}, {"keep_done": -1}, {"failure_queue": "new"}):
+        with pytest.raises(InvalidRequest):
+            client.configure("new", **wrong)  # type: ignore[arg-type]
+
+
+def test_a_declaration_is_applied_where_it_differs_from_the_last(client: Client) -> None:
+    """What an operator changed stays. A field that is no longer declared gets its default."""
+    client.declare("mail", max_inflight=2, keep_done=60)
+    client.configure("mail", max_inflight=9, failure_queue="failed")
+    client.declare("mail", keep_done=timedelta(minutes=1), max_inflight=2)
+    assert client.settings("mail").max_inflight == 9
+    client.declare("mail", keep_done=120)
+    settings = client.settings("mail")
+    assert (settings.max_inflight, settings.keep_done_us) == (None, 120_000_000)
+    assert settings.failure_queue == "failed"
+    client.declare("mail")
+    assert client.settings("mail") == QueueSettings(failure_queue="failed", declaration="{}")
+
+
+def test_cancel_by_key_and_requeue_at_a_time(client: Client) -> None:
+    async def lease() -> JobRecord:
+        (job,) = await client.driver.reserve("default", limit=1, lease_for=DAY, now=now, worker="w")
+        return job
+
+    later = datetime(2100, 1, 1, tzinfo=UTC)
+    handle = client.enqueue(JobRequest(type="t", key="k"))
+    now = client.now()
+    held = portal().call(lease())
+    waiting = client.enqueue(JobRequest(type="t", key="k"))
+    assert handle.cancel(only_waiting=True) is JobState.INFLIGHT
+    assert client.cancel_key("default", "k", only_waiting=True) == 1
+    assert (waiting.state(), handle.record().cancel_requested) == (JobState.CANCELLED, False)
+    assert client.cancel_keys("default", ["k", "no"]) == [1, 0]
+    failure = Fail(held.id, held.token or "", 3, Failure("E", "boom"))
+    portal().call(client.driver.settle([failure], now=now))
+    with pytest.raises(InvalidRequest, match="no time zone"):
+        handle.requeue(run_at=datetime(2100, 1, 1))
+    assert handle.requeue(run_at=later, keep_counts=True) is JobState.SCHEDULED
+    assert (to_datetime(handle.record().run_at_us), handle.record().attempts) == (later, 3)
 
 
 def test_waiting_for_a_job_that_does_not_end(client: Client) -> None:

@@ -19,6 +19,7 @@ from taskharbor import (
     JobRequest,
     JobState,
     Outcome,
+    QueueNotFound,
     ResultNotKept,
 )
 from taskharbor.testing.broker import running_broker
@@ -340,3 +341,32 @@ def test_a_wrong_option_is_refused(harbor: Harbor, options: dict[str, Any], said
     with pytest.raises(InvalidRequest, match=f"'add|same'.*{said}"):
         harbor.job(**{"type": "add", **options})(lambda n: n)
     assert list(harbor.handlers) == ["same"]
+
+
+def test_a_worker_applies_the_declared_queues(harbor: Harbor) -> None:
+    """Once: the next start does not undo what an operator changed. A queue of the app may be changed before it is used."""
+    harbor.queue("mail", max_inflight=2, failure_queue="failed")
+
+    @harbor.job(queue="mail")
+    async def send() -> None: ...
+
+    harbor.client.pause("mail")
+    with pytest.raises(QueueNotFound):
+        harbor.client.pause("failed")
+    drain(harbor)
+    settings = harbor.client.settings("mail")
+    assert (settings.paused, settings.max_inflight, settings.failure_queue) == (True, 2, "failed")
+    harbor.client.configure("mail", max_inflight=5)
+    drain(harbor)
+    assert harbor.client.settings("mail").max_inflight == 5
+
+
+def test_a_wrong_declaration_of_a_queue_is_refused(harbor: Harbor) -> None:
+    harbor.queue("mail", keep_done=60)
+    with pytest.raises(InvalidRequest, match="'mail' is declared already"):
+        harbor.queue("mail", max_inflight=1)
+    with pytest.raises(InvalidRequest, match="max_inflight 0"):
+        harbor.queue("other", max_inflight=0)
+    with pytest.raises(TypeError, match="unknown setting limit of queue 'other'"):
+        harbor.queue("other", limit=1)  # type: ignore[call-arg]
+    assert harbor.declared_queues == {"mail": {"keep_done": 60}}

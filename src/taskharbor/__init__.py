@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from taskharbor.errors import LeaseMismatch as LeaseMismatch
     from taskharbor.errors import MissingExtra as MissingExtra
     from taskharbor.errors import PayloadInvalid as PayloadInvalid
+    from taskharbor.errors import QueueNotFound as QueueNotFound
     from taskharbor.errors import RemoteError as RemoteError
     from taskharbor.errors import ResultNotKept as ResultNotKept
     from taskharbor.errors import SchemaMismatch as SchemaMismatch
@@ -97,8 +98,8 @@ _HOMES = {
     "codec": "JSON MSGPACK Codec",
     "drivers.contract": "JobFilter QueueSettings QueueStats",
     "errors": "BackendUnavailable CodecError HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead JobNotFound"
-    " JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid RemoteError ResultNotKept"
-    " SchemaMismatch TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
+    " JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid QueueNotFound RemoteError"
+    " ResultNotKept SchemaMismatch TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
     "failures": "FailedJob",
     "handle": "JobHandle",
     "handlers": "Options",

@@ -12,11 +12,12 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from datetime import datetime
 from itertools import islice
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
@@ -35,7 +36,8 @@ from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
 from taskharbor.handle import JobHandle, refuse_in_loop
-from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
+from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros, to_micros
+from taskharbor.queue_settings import QueueOptions, changing, check_known, declare
 from taskharbor.requests import Defaults, RecordBuilder
 from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, SyncTransaction
 
@@ -60,7 +62,10 @@ class AsyncClient:
         defaults: Defaults | None = None,
         codecs: CodecRegistry | None = None,
         clock: Clock | None = None,
+        queues: Collection[str] = (),
     ) -> None:
+        """`queues`: those that an operator may change before the store has seen them."""
+        self._queues = queues
         self.driver = connect(driver) if isinstance(driver, str) else driver
         self.builder = RecordBuilder(defaults, codecs)
         self._clock = clock
@@ -299,8 +304,12 @@ class AsyncClient:
 
     # -- operating ----------------------------------------------------------------------------------------
 
-    async def cancel(self, job_id: str) -> JobState:
+    async def cancel(self, job_id: str, *, only_waiting: bool = False) -> JobState:
         """Cancel a job. One that waits is cancelled at once; one that is inflight is asked to stop.
+
+        Args:
+            job_id: The id of the job.
+            only_waiting: Leave a job that is inflight as it is.
 
         Returns:
             The job's state after the call.
@@ -309,14 +318,37 @@ class AsyncClient:
             JobNotFound: No job has this id.
             JobFinished: The job has ended already.
         """
-        return _raise_if_error((await self.cancel_many([job_id]))[0])
+        return _raise_if_error((await self.cancel_many([job_id], only_waiting=only_waiting))[0])
 
-    async def cancel_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+    async def cancel_many(
+        self, job_ids: Sequence[str], *, only_waiting: bool = False
+    ) -> list[JobState | JobError]:
         """Cancel jobs. Returns the state or the error of each, in order."""
-        return await self.driver.cancel(job_ids, now=await self.now())
+        return await self.driver.cancel(job_ids, now=await self.now(), only_waiting=only_waiting)
 
-    async def requeue(self, job_id: str) -> JobState:
-        """Run a dead job again, with fresh counts.
+    async def cancel_key(self, queue: str, key: str, *, only_waiting: bool = False) -> int:
+        """Cancel the jobs of a key: the one that waits, and the one that is inflight unless `only_waiting`.
+
+        Returns:
+            The number of jobs that were cancelled or asked to stop: 0, 1 or 2.
+        """
+        return (await self.cancel_keys(queue, [key], only_waiting=only_waiting))[0]
+
+    async def cancel_keys(self, queue: str, keys: Sequence[str], *, only_waiting: bool = False) -> list[int]:
+        """Cancel the jobs of keys. Returns the number of jobs for each key, in order."""
+        return await self.driver.cancel_keys(
+            keys, queue=queue, now=await self.now(), only_waiting=only_waiting
+        )
+
+    async def requeue(
+        self, job_id: str, *, run_at: datetime | None = None, keep_counts: bool = False
+    ) -> JobState:
+        """Run a dead job again.
+
+        Args:
+            job_id: The id of the job.
+            run_at: The time to run it, an aware datetime. None: now.
+            keep_counts: Keep its counts of attempts and stalls. Otherwise they begin at zero.
 
         Returns:
             The job's state after the call.
@@ -326,11 +358,17 @@ class AsyncClient:
             JobNotDead: The job is not dead.
             KeyConflict: Another job of its key waits.
         """
-        return _raise_if_error((await self.requeue_many([job_id]))[0])
+        answers = await self.requeue_many([job_id], run_at=run_at, keep_counts=keep_counts)
+        return _raise_if_error(answers[0])
 
-    async def requeue_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+    async def requeue_many(
+        self, job_ids: Sequence[str], *, run_at: datetime | None = None, keep_counts: bool = False
+    ) -> list[JobState | JobError]:
         """Requeue dead jobs. Returns the state or the error of each, in order."""
-        return await self.driver.requeue(job_ids, now=await self.now())
+        run_at_us = None if run_at is None else to_micros(run_at)
+        return await self.driver.requeue(
+            job_ids, now=await self.now(), run_at_us=run_at_us, keep_counts=keep_counts
+        )
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
         """Remove ended jobs.
@@ -350,9 +388,39 @@ class AsyncClient:
         await self._ready()
         return await self.driver.settings(queue)
 
-    async def configure(self, queue: str, settings: QueueSettings) -> None:
-        """Replace the settings of a queue."""
-        await self.driver.configure(queue, settings, now=await self.now())
+    async def configure(self, queue: str, *, create: bool = False, **settings: Unpack[QueueOptions]) -> None:
+        """Change settings of a queue: `client.configure("api", max_inflight=2, keep_done=timedelta(days=1))`.
+
+        A setting that is not given stays as it is.
+
+        Args:
+            queue: The name of the queue.
+            create: Make a queue that the store has never seen.
+            settings: `paused`, `max_inflight` (jobs at once over all workers), `failure_queue` (gets a job for each one that dies
+                here), and the time to keep what has ended, as a `timedelta` or in seconds: `keep_done` (also for cancelled jobs),
+                `keep_dead`, `keep_attempts`. None: no limit, no failure queue, kept for ever.
+
+        Raises:
+            QueueNotFound: The store has never seen the queue, and no app declares it.
+            InvalidRequest: A value is out of bounds. Nothing changes.
+        """
+        call = changing(queue, settings, await self.now())
+        if not create and queue not in self._queues:
+            await check_known(self.driver, queue, call.now)
+        await self.driver.run(call)
+
+    async def pause(self, queue: str, *, create: bool = False) -> None:
+        """Pause a queue: no more of its jobs start. Enqueueing goes on. Raises QueueNotFound as `configure` does."""
+        await self.configure(queue, create=create, paused=True)
+
+    async def resume(self, queue: str, *, create: bool = False) -> None:
+        """Undo a pause."""
+        await self.configure(queue, create=create, paused=False)
+
+    async def declare(self, queue: str, **settings: Unpack[QueueOptions]) -> None:
+        """Apply settings that code declares, unless the same declaration was applied last. So a declaration does not undo what an
+        operator has changed since. A setting that only the last declaration had gets its default."""
+        await declare(self.driver, queue, settings, await self.now())
 
 
 class Portal:
@@ -430,8 +498,9 @@ class Client:
         defaults: Defaults | None = None,
         codecs: CodecRegistry | None = None,
         clock: Clock | None = None,
+        queues: Collection[str] = (),
     ) -> None:
-        self._inner = AsyncClient(driver, defaults=defaults, codecs=codecs, clock=clock)
+        self._inner = AsyncClient(driver, defaults=defaults, codecs=codecs, clock=clock, queues=queues)
         _on_portal.add(self._inner)
 
     @property
@@ -480,11 +549,16 @@ class Client:
     resolve = _blocking(AsyncClient.resolve)
     cancel = _blocking(AsyncClient.cancel)
     cancel_many = _blocking(AsyncClient.cancel_many)
+    cancel_key = _blocking(AsyncClient.cancel_key)
+    cancel_keys = _blocking(AsyncClient.cancel_keys)
     requeue = _blocking(AsyncClient.requeue)
     requeue_many = _blocking(AsyncClient.requeue_many)
     purge = _blocking(AsyncClient.purge)
     settings = _blocking(AsyncClient.settings)
     configure = _blocking(AsyncClient.configure)
+    pause = _blocking(AsyncClient.pause)
+    resume = _blocking(AsyncClient.resume)
+    declare = _blocking(AsyncClient.declare)
 
     def enqueue(self, request: JobRequest) -> JobHandle[Any]:
         """Enqueue one job. Returns a handle on it."""

@@ -75,6 +75,17 @@ class RemoteError(TaskHarborError):
         self.failure = failure
 
 
+class QueueNotFound(TaskHarborError, LookupError):
+    """A queue that was to be configured has never had a job, a setting or a declaration."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(queue)
+        self.queue = queue
+
+    def __str__(self) -> str:
+        return f"queue {self.queue!r} is not known: no job, setting or declaration has named it; check the name, or create it"
+
+
 class JobFailed(TaskHarborError):
     """The job ended without a result: it is dead or cancelled.
 

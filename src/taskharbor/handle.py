@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -108,8 +109,8 @@ class JobHandle(Generic[R]):
         """The async form of `result`."""
         return self._decode(await self.wait_async(timeout))
 
-    def cancel(self) -> JobState:
-        """Cancel the job. One that waits is cancelled at once; one that is inflight is asked to stop.
+    def cancel(self, *, only_waiting: bool = False) -> JobState:
+        """Cancel the job. One that waits is cancelled at once; one that is inflight is asked to stop, unless `only_waiting`.
 
         Returns:
             The job's state after the call.
@@ -117,14 +118,14 @@ class JobHandle(Generic[R]):
         Raises:
             JobFinished: The job has ended already.
         """
-        return self._clients.client.cancel(self.id)
+        return self._clients.client.cancel(self.id, only_waiting=only_waiting)
 
-    async def cancel_async(self) -> JobState:
+    async def cancel_async(self, *, only_waiting: bool = False) -> JobState:
         """The async form of `cancel`."""
-        return await self._clients.async_client().cancel(self.id)
+        return await self._clients.async_client().cancel(self.id, only_waiting=only_waiting)
 
-    def requeue(self) -> JobState:
-        """Run the dead job again, with fresh counts.
+    def requeue(self, *, run_at: datetime | None = None, keep_counts: bool = False) -> JobState:
+        """Run the dead job again, now or at `run_at`, with fresh counts unless `keep_counts`.
 
         Returns:
             The job's state after the call.
@@ -133,11 +134,12 @@ class JobHandle(Generic[R]):
             JobNotDead: The job is not dead.
             KeyConflict: Another job of its key waits.
         """
-        return self._clients.client.requeue(self.id)
+        return self._clients.client.requeue(self.id, run_at=run_at, keep_counts=keep_counts)
 
-    async def requeue_async(self) -> JobState:
+    async def requeue_async(self, *, run_at: datetime | None = None, keep_counts: bool = False) -> JobState:
         """The async form of `requeue`."""
-        return await self._clients.async_client().requeue(self.id)
+        client = self._clients.async_client()
+        return await client.requeue(self.id, run_at=run_at, keep_counts=keep_counts)
 
     def _decode(self, record: JobRecord) -> R:
         if record.state is not JobState.DONE:

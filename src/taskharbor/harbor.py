@@ -46,7 +46,8 @@ from taskharbor.failures import (
 )
 from taskharbor.handle import JobHandle
 from taskharbor.handlers import DeclaredOptions, Handler, JobOptions, Lifespan, Options, check_result_bytes
-from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest
+from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest, Micros
+from taskharbor.queue_settings import QueueOptions, changing, declare
 from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder, wrong_row
 from taskharbor.transactions import (
     AsyncJobWithin,
@@ -381,10 +382,11 @@ class Harbor:
         self.jobs: dict[str, JobType[..., Any]] = {}
         """Declared jobs by their type."""
         self.failure_handlers: list[FailureHandler] = []
-        self.declared_queues: dict[str, dict[str, Any]] = {}
         self._imports: list[str] = list(listed("imports", imports))
         self.queues: list[str] = [queue]
         """The queues of this app's jobs: the default queue, and every queue that a declaration names."""
+        self.declared_queues: dict[str, QueueOptions] = {}
+        """Settings of queues, by `queue`. A worker applies them when it starts."""
         self.clock = clock
         self._lock = threading.Lock()
         self._client: tuple[int, Client] | None = None
@@ -432,7 +434,9 @@ class Harbor:
             return client
 
     def _connected(self, kind: type[C]) -> C:
-        return kind(self.driver(), defaults=self.defaults, codecs=self.codecs, clock=self.clock)
+        return kind(
+            self.driver(), defaults=self.defaults, codecs=self.codecs, clock=self.clock, queues=self.queues
+        )
 
     def close(self) -> None:
         """Close the synchronous client's connection. The app can be used again afterwards."""
@@ -593,6 +597,26 @@ class Harbor:
         _check_options(options, FailureOptions, "a failure handler")
         declare_failure_handler(self, function, options)
 
+    def queue(self, name: str, **settings: Unpack[QueueOptions]) -> None:
+        """Declare a queue of this app with its settings: `harbor.queue("mail", max_inflight=5, failure_queue="failed")`.
+
+        A worker applies the declaration when it starts, if it is not the one that was applied last. So it does not undo what an
+        operator has changed since. The settings are those of `client.configure`.
+
+        Raises:
+            InvalidRequest: A value is out of bounds, or the queue is declared already.
+        """
+        changing(name, settings)
+        if name in self.declared_queues:
+            raise InvalidRequest(f"the queue {name!r} is declared already: give all its settings in one call")
+        self.declared_queues[name] = settings
+        if name not in self.queues:
+            self.queues.append(name)
+
+    async def _declare_queues(self, driver: Driver, now: Micros) -> None:
+        for queue, settings in self.declared_queues.items():
+            await declare(driver, queue, settings, now)
+
     def remember(self, kind: type[J], handler: Handler, options: Mapping[str, Any], result_type: Any) -> J:
         """Store a declared job. A wrong option is refused here, at the declaration, and not when the first job is enqueued."""
         if handler.type in self.handlers:
@@ -678,6 +702,7 @@ class Harbor:
             "codecs": self.codecs,
             "clock": self.clock,
             "lifespan": self.lifespan,
+            "on_start": self._declare_queues,
         }
         worker = Worker(self.driver(), **typing.cast("WorkerOptions", {**of_app, **options}))
         for handler in self.handlers.values():

@@ -204,18 +204,23 @@ def test_jobs_are_listed_by_filter_and_page_by_page(client: Client) -> None:
     assert "finished_before must be a time with a zone" in refused.body["detail"]
 
 
-def test_queue_settings_are_replaced_as_a_whole_under_any_name(client: Client) -> None:
+def test_queue_settings_change_by_field_under_any_name(client: Client) -> None:
+    """A queue that was never seen is made only if the request says so."""
     path, name = "/v1/queues/a%2Fb%20%C3%A9", "a/b é"
-    client.ok("PUT", path, {"paused": True, "max_inflight": 2, "keep_done_seconds": None})
+    refused = client.ask("PATCH", path, {"paused": True})
+    assert (refused.status, refused.body["code"]) == (404, "queue_not_found")
+    client.ok("PATCH", path, {"create": True, "paused": True, "max_inflight": 2})
+    assert client.ok("PATCH", path, {"keep_done_seconds": None}) == client.ok("GET", path)
     kept = client.ok("GET", path)
     assert (kept["queue"], kept["paused"]) == (name, True)
     assert (kept["max_inflight"], kept["keep_done_seconds"]) == (2, None)
     client.submit(queue=name)
     assert client.claim(queue=name) == []
-    client.ok("PUT", path, {})
+    client.ok("PATCH", path, {"paused": False})
+    assert client.ok("PATCH", path, {"max_inflight": None})["max_inflight"] is None
     assert len(client.claim(queue=name)) == 1
-    for wrong in ({"failure_queue": name}, {"max_inflight": 0}):
-        assert client.ask("PUT", path, wrong).status == 422
+    for wrong in ({"failure_queue": name}, {"max_inflight": 0}, {"paused": None}, {"declaration": "x"}):
+        assert client.ask("PATCH", path, wrong).status == 422
     assert client.get("/v1/queues/a/b").status == 404
     assert client.get("/v1/queues/%ff").status == 422
     assert client.ok("GET", "/v1/queues/%7Bname%7D")["queue"] == "{name}"
@@ -248,6 +253,23 @@ def test_an_operator_requeues_cancels_and_purges(client: Client) -> None:
     kept = client.submit()
     assert client.ok("POST", "/v1/purge", {"states": ["cancelled", "ready"]}) == {"removed": 1}
     assert [job["id"] for job in client.jobs()] == [kept]
+
+
+def test_an_operator_requeues_at_a_time_and_cancels_by_key_or_only_what_waits(client: Client) -> None:
+    job = client.held(key="k")
+    job_id, waiting = job["id"], client.submit(key="k")
+    assert client.ok("POST", f"/v1/jobs/{job_id}/cancel", {"only_waiting": True})["state"] == "inflight"
+    assert not client.job(job_id)["cancel_requested"]
+    path = "/v1/queues/default/cancel"
+    assert client.ok("POST", path, {"keys": ["k"], "only_waiting": True}) == {"cancelled": {"k": 1}}
+    assert client.job(waiting)["state"] == "cancelled"
+    assert client.ok("POST", path, {"keys": ["k", "no", "k"]}) == {"cancelled": {"k": 1, "no": 0}}
+    client.act(job, "fail", retryable=False)
+    later = {"run_at": "2100-01-01T00:00:00Z", "keep_counts": True}
+    (requeued,) = client.ok("POST", "/v1/jobs/requeue", {"ids": [job_id], **later})["results"]
+    assert (requeued["state"], client.job(job_id)["attempts"]) == ("scheduled", 1)
+    assert client.job(job_id)["run_at"] == later["run_at"]
+    assert client.post(f"/v1/jobs/{job_id}/requeue", {"run_at": "2100-01-01"}).status == 422
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_loopback_names_that_were_told_and_the_address_that_was_connected_to_are
     ],
 )
 def test_a_page_of_another_origin_changes_nothing(client: Client, origin: str) -> None:
-    for method, path in (("POST", "/v1/jobs"), ("PUT", "/v1/queues/q"), ("POST", "/v1/driver/enqueue")):
+    for method, path in (("POST", "/v1/jobs"), ("PATCH", "/v1/queues/q"), ("POST", "/v1/driver/enqueue")):
         assert client.ask(method, path, {"type": "t"}, Origin=origin).refusal == (403, "bad_origin")
     looked = client.get("/v1/jobs", Origin=origin)
     assert looked.body["jobs"] == []

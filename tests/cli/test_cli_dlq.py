@@ -8,7 +8,7 @@ import pytest
 
 from cli.cli_harness import Run, kill, lines
 from taskharbor.client import Client
-from taskharbor.jobs import JobRequest, JobState
+from taskharbor.jobs import SECOND, JobRequest, JobState, to_datetime
 
 
 @pytest.fixture
@@ -41,6 +41,24 @@ def test_requeue_by_selection(run: Run, client: Client, dead: list[str], choice:
     told = json.loads(run("dlq", "requeue", *choice.split(), "--json").stdout)
     assert told == {"requeued": count, "kept": []}
     assert states(client, dead).count(JobState.READY) == count
+
+
+def test_requeue_at_a_time_with_the_counts_or_only_as_a_try(
+    run: Run, client: Client, dead: list[str]
+) -> None:
+    assert "4 would be requeued" in run("dlq", "requeue", "--all", "--dry-run").stdout
+    tried = run("dlq", "requeue", dead[0], "nobody", "--dry-run", "--json").stdout
+    assert (json.loads(tried), states(client, dead)) == ({"dead": [dead[0]]}, [JobState.DEAD] * 4)
+    assert "scheduled" in run("dlq", "requeue", dead[0], "--at", "2100-01-01T00:00Z", "--keep-counts").stdout
+    run("dlq", "requeue", "--all", "--in", "2h")
+    records = [client.get(job_id) for job_id in dead]
+    assert [job.state for job in records] == [JobState.SCHEDULED] * 4
+    assert [job.attempts for job in records] == [1, 0, 0, 0]
+    assert to_datetime(records[0].run_at_us).year == 2100
+    assert 7190 < (records[1].run_at_us - client.now()) / SECOND <= 7200
+    assert (
+        "either --at or --in" in run("dlq", "requeue", "x", "--at", "2100-01-01", "--in", "1", code=2).stderr
+    )
 
 
 def test_purge_asks_first(run: Run, client: Client, dead: list[str]) -> None:

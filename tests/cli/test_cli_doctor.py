@@ -10,7 +10,6 @@ import pytest
 from cli.cli_harness import Run
 from taskharbor.broker.tokens import parse_token
 from taskharbor.client import Client, portal
-from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import BackendUnavailable
 from taskharbor.testing.broker import running_broker
@@ -21,7 +20,7 @@ def verdicts(text: str) -> dict[str, str]:
 
 
 def test_doctor_on_a_store_in_memory_warns(run: Run, client: Client) -> None:
-    client.configure("mail", QueueSettings(paused=True))
+    client.pause("mail", create=True)
     found = verdicts(run("doctor", "--json").stdout)
     assert [name for name, verdict in found.items() if verdict != "ok"] == ["promises", "paused"]
     checks = ("python", "packages", "driver", "schema", "round trip", "write", "clock", "queues")

@@ -129,7 +129,7 @@ def test_stored_text_cannot_steer_the_terminal(run: Run, client: Client) -> None
 
 def test_stats_once_or_again_and_again(run: Run, client: Client, some_jobs: list[str]) -> None:
     """States and lag."""
-    client.configure("default", QueueSettings(paused=True))
+    client.pause("default")
     assert "paused" in run("stats").stdout
     queues = {queue["queue"]: queue for queue in json.loads(run("stats", "--json").stdout)["queues"]}
     default = queues["default"]
@@ -142,21 +142,40 @@ def test_stats_once_or_again_and_again(run: Run, client: Client, some_jobs: list
     assert "default" in run(*watch, "--times", "2").stdout
 
 
-def test_queues_pause_resume_limit_retention(run: Run, client: Client) -> None:
-    run("queues", "pause", "a", "b")
+def test_queues_pause_resume_set(run: Run, client: Client) -> None:
+    """Only what is named changes, and a queue that was never seen is made only with --create."""
+    assert "--create" in run("queues", "pause", "a", code=2).stderr
+    assert client.stats() == []
+    run("queues", "pause", "a", "b", "--create")
     assert [client.settings(queue).paused for queue in ("a", "b")] == [True, True]
     run("queues", "resume", "a")
     assert not client.settings("a").paused
-    run("queues", "limit", "a", "--max-inflight", "4", "--failure-queue", "broken")
+    run("queues", "set", "a", "--max-inflight", "4", "--failure-queue", "broken")
     assert (client.settings("a").max_inflight, client.settings("a").failure_queue) == (4, "broken")
-    run("queues", "limit", "a", "--max-inflight", "none", "--failure-queue", "none")
+    run("queues", "set", "a", "--max-inflight", "none", "--failure-queue", "none")
     assert client.settings("a") == QueueSettings()
-    said = run("queues", "retention", "a", "--done", "7d", "--dead", "forever", "--attempts", "12h").stdout
-    assert "dead forever" in said
+    client.pause("a")
+    said = run("queues", "set", "a", "--keep-done", "7d", "--keep-dead", "forever", "--keep-attempts", "12h")
+    assert "paused" in said.stdout
+    assert "dead forever" in said.stdout
     settings = client.settings("a")
     assert (settings.keep_done_us, settings.keep_dead_us) == (7 * 86_400_000_000, None)
     assert settings.keep_attempts_us == 12 * 3_600_000_000
     assert [queue["queue"] for queue in lines(run("queues", "list", "--json"))] == ["a", "b"]
+
+
+def test_cancel_by_key_or_only_what_waits(run: Run, client: Client) -> None:
+    running = client.enqueue(JobRequest(type="a", key="k")).id
+    lease(client)
+    blocked = client.enqueue(JobRequest(type="a", key="k")).id
+    by_key = ("cancel", "--queue", "default", "--key")
+    assert "left alone" in run("cancel", running, "--only-waiting").stdout
+    assert "1 cancelled" in run(*by_key, "k", "--only-waiting").stdout
+    assert (client.get(blocked).state, client.get(running).cancel_requested) == (JobState.CANCELLED, False)
+    assert lines(run(*by_key, "k", "--key", "l", "--json")) == [{"cancelled": {"k": 1, "l": 0}}]
+    assert client.get(running).cancel_requested
+    for wrong in (["cancel"], ["cancel", "x", "--key", "k"], ["cancel", "--key", "k"]):
+        assert "either ids, or --key with --queue" in run(*wrong, code=2).stderr
 
 
 def test_cancel(run: Run, client: Client) -> None:

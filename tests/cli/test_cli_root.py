@@ -76,13 +76,13 @@ def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, ur
             (["dlq", "requeue", *args], 2, "BadInput", "either ids, or a selection")
             for args in ([], ["id", "--all"])
         ),
-        *((["queues", name, "a"], 2, "BadInput", "nothing to change") for name in ("limit", "retention")),
+        (["queues", "set", "a"], 2, "BadInput", "nothing to change"),
         *((["pipeline", name, "--lake", "x"], 2, "BadInput", "no lake in x") for name in LAKE_COMMANDS),
-        (["queues", "limit", "a", "--failure-queue", "a"], 2, "InvalidRequest", "own failure queue"),
+        (["queues", "set", "a", "--failure-queue", "a"], 2, "InvalidRequest", "own failure queue"),
         (["stats", "--url", "what"], 2, "InvalidRequest", "what"),
         (["stats", "--url", "what://"], 2, "UnknownDriver", "what://"),
         (["stats", "--nonsense"], 2, "UsageError", "--nonsense"),
-        (["queues", "limit", "a", "--max-inflight", "0"], 2, "UsageError", "pause it"),
+        (["queues", "set", "a", "--max-inflight", "0"], 2, "UsageError", "pause it"),
         (["queues", "pause"], 2, "UsageError", "QUEUE"),
         (["pipeline", "vacuum", "--keep", "0"], 2, "UsageError", "--keep"),
         (["demo", "--url", "memory://"], 2, "BadInput", "leave out --url"),

@@ -17,7 +17,6 @@ from taskharbor import (
     JobRequest,
     JobState,
     JobTimeout,
-    QueueSettings,
     Snooze,
     current_job,
 )
@@ -141,9 +140,9 @@ def test_scheduled_jobs_and_retries_wait_unless_asked_for(clock: FakeClock) -> N
     began = clock.now()
     note.options(delay=timedelta(days=2)).enqueue("later")
     note.options(delay=60).enqueue("soon")
-    harbor.client.configure("default", QueueSettings(paused=True))
+    harbor.client.pause("default")
     assert drain(harbor, with_scheduled=True).total == 0
-    harbor.client.configure("default", QueueSettings())
+    harbor.client.resume("default")
     assert drain(harbor).total == 0
     assert drain(harbor, with_scheduled=True).done == 2
     assert seen == ["soon", "later"]

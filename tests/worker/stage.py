@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from records import present
 from taskharbor import AsyncClient, BackendUnavailable, Job, JobRecord, JobRequest, JobState, Worker
 from taskharbor.clock import Clock
-from taskharbor.drivers.contract import Driver, QueueSettings
+from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import Operation
 from taskharbor.jobs import SECOND, Attempt, Micros, Outcome
@@ -68,7 +68,7 @@ class Stage:
         return [attempt.outcome for attempt in await self.log(job_id)]
 
     async def pause(self, queue: str = "default") -> None:
-        await self.client.configure(queue, QueueSettings(paused=True))
+        await self.client.pause(queue)
 
     async def take_away(self, job_id: str, *, limit: int = 1000) -> int:
         """End the leases of the job's queue as if their time were over, without waiting for it; how many."""

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from records import present
-from taskharbor import Job, JobState, LeaseMismatch, Outcome, QueueSettings
+from taskharbor import Job, JobState, LeaseMismatch, Outcome
 from taskharbor.drivers.contract import Extension, Settlement
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
@@ -116,7 +116,7 @@ async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
         assert await here.take_away(job_id) == 1
         # Before the queue goes on, or the old worker claims the job again.
         old._engines[0]._fetch.stop()
-        await here.client.configure("default", QueueSettings())
+        await here.client.resume("default")
         await here.drain(fresh)
         before = (await here.get(job_id), await here.log(job_id))
         gate.go_on.set()

@@ -18,6 +18,7 @@ from taskharbor.errors import (
     CodecError,
     InvalidRequest,
     JobError,
+    QueueNotFound,
     SchemaMismatch,
     TaskHarborError,
 )
@@ -49,6 +50,7 @@ CODES: dict[str, tuple[int, str]] = {
     "slow_body": (408, ""),
     **dict.fromkeys([*JOB_ERROR_CODES.values(), "job_error"], (409, "")),
     "job_not_found": (404, ""),
+    "queue_not_found": (404, 'send "create": true to create it'),
     "too_large": (413, "send fewer jobs per request, or store the data elsewhere and send a reference to it"),
     "too_many_items": (413, "send them in several requests"),
     "unsupported_media_type": (415, ""),
@@ -118,6 +120,8 @@ def problem_of(error: TaskHarborError) -> Problem:
         return Problem(job_error_code(error), str(error))
     if isinstance(error, (InvalidRequest, CodecError)):
         return invalid(str(error))
+    if isinstance(error, QueueNotFound):
+        return Problem("queue_not_found", str(error))
     if isinstance(error, BackendUnavailable):
         detail = "the store behind this broker does not answer; the call may or may not have taken effect"
         return Problem("backend_unavailable", detail, retry_after=1)

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_or
 import msgspec
 from msgspec import NODEFAULT, UNSET, Meta, UnsetType, structs
 
+from taskharbor.drivers.operations import CancelJobs, Requeue
 from taskharbor.drivers.records import Enqueued, JobFilter, QueueSettings, QueueStats
 from taskharbor.errors import InvalidRequest, JobError
 from taskharbor.jobs import (
@@ -83,7 +84,7 @@ def derived(
     names: str = "",
     without: str = "",
     rename: dict[str, str] | None = None,
-    presence: Literal["required", "default", "optional", "unset"] = "required",
+    presence: Literal["required", "default", "optional", "unset", "given"] = "required",
     ignores: type[msgspec.Struct] | None = None,
 ) -> Callable[[type[M]], type[M]]:
     """Make a decorator that gives a model the fields of a record, before the fields that it declares itself.
@@ -96,7 +97,7 @@ def derived(
         without: All fields but these, separated by blanks.
         rename: Other names for fields.
         presence: Fields are required, have the record's defaults, may be left out or null, or (where the record allows None)
-            may only be left out.
+            may only be left out. With "given" each may be left out, and a null is a value.
         ignores: A model whose fields are accepted as well and have no effect.
     """
     wanted = [
@@ -118,6 +119,8 @@ def derived(
             elif presence == "unset":
                 others = [one for one in get_args(kind) if one is not NoneType]
                 kind, default = functools.reduce(operator.or_, others, UnsetType), UNSET
+            elif presence == "given":
+                kind, default = kind | UnsetType, UNSET
             elif presence == "default":
                 default = field.default / SECOND if form == "seconds" and field.default else field.default
             fields[name] = (name, kind, msgspec.field(default=default))
@@ -152,15 +155,22 @@ def model_of(model: type[M], record: msgspec.Struct, **more: Any) -> M:
     return model(**more)
 
 
-def record_of(record: type[R], model: msgspec.Struct) -> R:
-    """Make the record that a request describes: the reverse of `model_of`. Raises InvalidRequest."""
+def given_of(model: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of the record that a request gives a value. Raises InvalidRequest."""
     given: dict[str, Any] = {}
     for name, theirs, form in model._derived:  # type: ignore[attr-defined]
         value = getattr(model, name)
-        if value is not None and value is not UNSET and form != "same":
+        if value is UNSET:
+            continue
+        if value is not None and form != "same":
             value = _micros(name, value) if form == "instant" else round(value * SECOND)
-        given[theirs] = frozenset(value) if isinstance(value, list) else None if value is UNSET else value
-    return record(**given)
+        given[theirs] = frozenset(value) if isinstance(value, list) else value
+    return given
+
+
+def record_of(record: type[R], model: msgspec.Struct) -> R:
+    """Make the record that a request describes: the reverse of `model_of`. Raises InvalidRequest."""
+    return record(**given_of(model))
 
 
 def _micros(name: str, instant: datetime | str) -> Micros:
@@ -666,19 +676,45 @@ class SettleBatch(RequestModel):
     settlements: Annotated[list[SettleItem], Meta(min_length=1)]
 
 
-class EmptyRequest(RequestModel):
-    """No field at all."""
+@derived(CancelJobs, without="job_ids now", presence="default")
+class CancelRequest(RequestModel):
+    """How to cancel. With `only_waiting`, a job that is inflight is left as it is."""
 
 
-class JobIds(RequestModel):
-    """Jobs by their ids."""
+@derived(Requeue, without="job_ids now", presence="default")
+class RequeueRequest(RequestModel):
+    """How to requeue: at once or at `run_at`; with `keep_counts`, the counts of attempts and stalls stay."""
+
+
+class CancelBatch(CancelRequest):
+    """Cancel jobs by their ids."""
 
     ids: Annotated[list[Name], Meta(min_length=1)]
 
 
-@derived(QueueSettings, without="declaration", presence="default")
+class RequeueBatch(RequeueRequest):
+    """Requeue jobs by their ids."""
+
+    ids: Annotated[list[Name], Meta(min_length=1)]
+
+
+class KeysRequest(CancelRequest):
+    """Cancel jobs by their keys."""
+
+    keys: Annotated[list[Name], Meta(min_length=1)]
+
+
+class CancelledKeys(msgspec.Struct):
+    """The number of jobs that were cancelled or asked to stop, by key."""
+
+    cancelled: dict[str, int]
+
+
+@derived(QueueSettings, without="declaration", presence="given")
 class QueueSettingsRequest(RequestModel):
-    """A queue's settings, as a whole: a field that is left out gets its default. `null` keeps for ever, or sets no limit."""
+    """The settings of a queue that change. A field that is left out stays. `null` keeps for ever, or sets no limit."""
+
+    create: Annotated[bool, Meta(description="Make a queue that was never seen.")] = False
 
 
 @derived(JobFilter, without="worker until", presence="default")

@@ -9,13 +9,22 @@ from urllib.parse import urlsplit
 
 import taskharbor
 from taskharbor.broker import models
-from taskharbor.broker.routes import Reply, RouteCall, first_sentence, route, route_many, route_one
+from taskharbor.broker.routes import (
+    Reply,
+    RouteCall,
+    check_batch,
+    first_sentence,
+    route,
+    route_many,
+    route_one,
+)
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import CancelJobs, Requeue
 from taskharbor.drivers.records import JobFilter, QueueSettings
 from taskharbor.drivers.validation import check
 from taskharbor.errors import JobError, JobNotFound, TaskHarborError
 from taskharbor.jobs import to_datetime
+from taskharbor.queue_settings import check_known
 
 # -- the broker ---------------------------------------------------------------------------------------------
 
@@ -124,10 +133,11 @@ async def get_queue(call: RouteCall) -> models.QueueView:
 _ADMIN: dict[str, Any] = {"tag": "operate", "scope": "admin"}
 
 
-def _route_change(operation: type[CancelJobs | Requeue]) -> None:
+def _route_change(operation: type[CancelJobs | Requeue], one: Any, many: Any) -> None:
     async def change(call: RouteCall, jobs: Sequence[tuple[str, Any]]) -> list[models.ChangedJob | JobError]:
         ids = [job_id for job_id, _ in jobs]
-        states = await call.service.driver.run(check(operation(ids, call.service.now())))
+        how = operation(ids, call.service.now(), **models.given_of(call.body))
+        states = await call.service.driver.run(check(how))
         return [
             state if isinstance(state, JobError) else models.ChangedJob(job_id, state)
             for job_id, state in zip(ids, states, strict=True)
@@ -135,12 +145,24 @@ def _route_change(operation: type[CancelJobs | Requeue]) -> None:
 
     name, summary = operation.name, first_sentence(getattr(Driver, operation.name))
     more = {**_ADMIN, "answer": models.ChangedJob, "summary": summary}
-    route_one(name, change, models.EmptyRequest, is_body_optional=True, **more)
-    route_many(name, change, models.JobIds, "ids", **more)
+    route_one(name, change, one, is_body_optional=True, **more)
+    route_many(name, change, many, "ids", **more)
 
 
-_route_change(CancelJobs)
-_route_change(Requeue)
+_route_change(CancelJobs, models.CancelRequest, models.CancelBatch)
+_route_change(Requeue, models.RequeueRequest, models.RequeueBatch)
+
+
+@route("POST", "/v1/queues/{name}/cancel", bodies=(models.KeysRequest,), **_ADMIN)
+async def cancel_keys(call: RouteCall) -> models.CancelledKeys:
+    """Cancel the jobs of keys in a queue."""
+    service, body = call.service, call.body
+    keys = list(dict.fromkeys(body.keys))
+    check_batch(len(keys), service.config.max_batch)
+    counts = await service.driver.cancel_keys(
+        keys, queue=call.names["name"], now=service.now(), only_waiting=body.only_waiting
+    )
+    return models.CancelledKeys(dict(zip(keys, counts, strict=True)))
 
 
 @route("POST", "/v1/purge", bodies=(models.PurgeRequest,), **_ADMIN)
@@ -150,10 +172,13 @@ async def purge(call: RouteCall) -> models.RemovedJobs:
     return models.RemovedJobs(await call.service.driver.purge(selection, limit=call.body.limit))
 
 
-@route("PUT", "/v1/queues/{name}", bodies=(models.QueueSettingsRequest,), **_ADMIN)
+@route("PATCH", "/v1/queues/{name}", bodies=(models.QueueSettingsRequest,), problems=(404,), **_ADMIN)
 async def configure_queue(call: RouteCall) -> models.QueueView:
-    """Replace a queue's settings."""
-    name, service = call.names["name"], call.service
-    settings = models.record_of(QueueSettings, call.body)
-    await service.driver.configure(name, settings, now=service.now())
-    return models.queue_view(name, settings)
+    """Change a queue's settings."""
+    name, driver, now = call.names["name"], call.service.driver, call.service.now()
+    changes = models.given_of(call.body)
+    if not call.body.create:
+        await check_known(driver, name, now)
+    settings = QueueSettings(**changes)
+    await driver.configure(name, settings, now=now, fields=list(changes))  # type: ignore[arg-type]
+    return models.queue_view(name, await driver.settings(name))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import click
 
-from taskharbor.broker.models import ChangedJob, RemovedJobs, batch_item
+from taskharbor.broker.models import CancelledKeys, ChangedJob, RemovedJobs, batch_item
 from taskharbor.cli import options as opt
 from taskharbor.cli.errors import FAILED, BadInput, say_error
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, select, types_option
@@ -16,22 +17,40 @@ from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, answer, cell, duration_text, emit, relative_text
 from taskharbor.client import chunks
 from taskharbor.errors import JobError
-from taskharbor.jobs import JobRecord, JobState, Micros, to_micros
+from taskharbor.jobs import JobRecord, JobState, Micros, to_datetime, to_micros
 
 DEAD = (JobState.DEAD,)
 
 
 @opt.command()
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
-def cancel(settings: Invocation, ids: tuple[str, ...]) -> int:
-    """Cancel jobs by id.
+@click.argument("ids", nargs=-1, metavar="[ID...]")
+@option("--key -k keys", "KEY", "The jobs of this key, in --queue; repeat for more.", multiple=True)
+@opt.queue_option
+@flag("--only-waiting", "Leave running jobs alone.")
+def cancel(
+    settings: Invocation, ids: tuple[str, ...], keys: tuple[str, ...], queue: str | None, only_waiting: bool
+) -> int:
+    """Cancel jobs: by id, or by --key and --queue.
 
     A waiting job is cancelled at once. A running one is asked to stop: its worker learns of it with the next
     heartbeat.
     """
+    if bool(ids) == bool(keys) or bool(keys) != bool(queue):
+        raise BadInput("say which: either ids, or --key with --queue")
     with opt.open_client(settings) as client:
-        answers = client.cancel_many(ids)
-    words = {JobState.INFLIGHT: "is running: asked to stop", JobState.CANCELLED: "cancelled"}
+        if queue:
+            keys = tuple(dict.fromkeys(keys))
+            counts = dict(zip(keys, client.cancel_keys(queue, keys, only_waiting=only_waiting), strict=True))
+            total = sum(counts.values())
+            answer(
+                settings,
+                CancelledKeys(counts),
+                f"{total} {'cancelled' if only_waiting else 'cancelled or asked to stop'}",
+            )
+            return 0
+        answers = client.cancel_many(ids, only_waiting=only_waiting)
+    running = "is running: left alone" if only_waiting else "is running: asked to stop"
+    words = {JobState.INFLIGHT: running, JobState.CANCELLED: "cancelled"}
     return tell(zip(ids, answers, strict=True), settings, words)
 
 
@@ -77,20 +96,44 @@ def list_dead(settings: Invocation, /, limit: int, cursor: str | None, **selecte
 @flag("--all everything", "Every dead job.")
 @opt.queue_option
 @types_option
-def requeue(settings: Invocation, /, ids: tuple[str, ...], everything: bool, **selected: Any) -> int:
+@option("--at", opt.instant, "Run them at this time (ISO 8601; local without a zone).", metavar="TIME")
+@option("--in delay", opt.duration, "Run them after this: 90, 10m, 2h.")
+@flag("--keep-counts", "Keep the attempts that they have spent.")
+@flag("--dry-run", "Only say which.")
+def requeue(
+    settings: Invocation,
+    /,
+    ids: tuple[str, ...],
+    everything: bool,
+    at: datetime | None,
+    delay: timedelta | None,
+    keep_counts: bool,
+    dry_run: bool,
+    **selected: Any,
+) -> int:
     """Send dead jobs round again, with all their attempts: by id, or by --all, --queue, --type."""
+    if at is not None and delay is not None:
+        raise BadInput("give either --at or --in, not both")
     if bool(ids) == (everything or any(selected.values())):
         wanted = "say which: either ids, or a selection by --all, --queue or --type"
         raise BadInput(wanted, hint="`taskharbor dlq list` shows what is there")
     with opt.open_client(settings) as client:
+        if delay is not None:
+            at = to_datetime(client.now()) + delay
+        if dry_run:
+            found = client.get_many(ids) if ids else Listing(client, select(states=DEAD, **selected))
+            dead = [job.id for job in found if job is not None and job.state is JobState.DEAD]
+            answer(settings, {"dead": dead}, "\n".join([*dead, f"{len(dead)} would be requeued"]))
+            return 0
+        send = partial(client.requeue_many, run_at=at, keep_counts=keep_counts)
         if ids:
             blocked = "waits for the running job of its key"
             words = {JobState.READY: "is ready again", JobState.BLOCKED: blocked}
-            return tell(zip(ids, client.requeue_many(ids), strict=True), settings, words)
+            return tell(zip(ids, send(ids), strict=True), settings, words)
         listing = Listing(client, select(states=DEAD, **selected))
         results: list[JobState | JobError] = []
         for page in chunks(listing, LARGEST_PAGE):
-            results += client.requeue_many([job.id for job in page])
+            results += send([job.id for job in page])
     kept = [one for one in results if isinstance(one, JobError)]
     requeued = len(results) - len(kept)
     for one in () if settings.json else kept[:10]:

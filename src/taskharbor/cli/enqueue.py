@@ -58,6 +58,7 @@ _LONGEST_NAME = 200
 @option("--update-run-at", click.Choice(["yes", "no", "later", "earlier"]), "With --key: move it in time.")
 @flag("--update-retry/--no-update-retry", "With --key: replace how often to try.", default=None)
 @flag("--update-reset-counts/--no-update-reset-counts", "With --key: forget what was tried.", default=None)
+@flag("--update-priority/--no-update-priority", "With --key: replace its priority.", default=None)
 @option("--idempotency-key", "KEY", "The same key twice is one job.")
 @option("--max-attempts", opt.COUNT, "Executions before it is dead.")
 @option("--timeout", opt.duration, "Longest execution.")

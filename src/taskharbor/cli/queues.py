@@ -7,11 +7,9 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from taskharbor.broker.models import queue_stats_view, queue_view, stats_view
 from taskharbor.cli import options as opt
@@ -21,7 +19,8 @@ from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, cell, count_text
 from taskharbor.client import Client
 from taskharbor.drivers.records import QueueSettings, QueueStats
-from taskharbor.jobs import SECOND, JobState, Micros, to_micros
+from taskharbor.errors import QueueNotFound
+from taskharbor.jobs import SECOND, JobState, Micros
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -53,63 +52,59 @@ def list_queues(settings: Invocation) -> None:
 
 
 _names = click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
+_create = flag("--create", "Make a queue that was never seen.")
 
 
 @queues.command()
 @_names
-def pause(settings: Invocation, names: tuple[str, ...]) -> None:
+@_create
+def pause(settings: Invocation, names: tuple[str, ...], create: bool) -> None:
     """Pause queues: no more jobs start. Running jobs finish; enqueueing goes on."""
-    _change_all(settings, names, paused=True)
+    _change_all(settings, names, create, paused=True)
 
 
 @queues.command()
 @_names
-def resume(settings: Invocation, names: tuple[str, ...]) -> None:
+@_create
+def resume(settings: Invocation, names: tuple[str, ...], create: bool) -> None:
     """Undo a pause."""
-    _change_all(settings, names, paused=False)
+    _change_all(settings, names, create, paused=False)
 
 
-@queues.command()
-@click.argument("queue", metavar="QUEUE")
+_age = functools.partial(option, kind=opt.age, metavar="AGE|forever")
+
+
+@queues.command("set")
+@_names
 @option("--max-inflight", opt.count_or_none, "Never more jobs at once, over all workers.", metavar="N|none")
 @option("--failure-queue", "QUEUE|none", "Enqueue a job there for every one that dies here.")
-def limit(settings: Invocation, queue: str, max_inflight: int | None, failure_queue: str | None) -> None:
-    """Limit how many run at once, and name a failure queue."""
-    changes: dict[str, Any] = {}
-    if max_inflight is not None:
-        changes["max_inflight"] = max_inflight or None
-    if failure_queue is not None:
-        changes["failure_queue"] = None if failure_queue.lower() == "none" else failure_queue
-    if not changes:
-        raise BadInput("nothing to change: give --max-inflight or --failure-queue")
-    _change_all(settings, (queue,), **changes)
-
-
-_age = functools.partial(click.option, type=opt.age, metavar="AGE|forever")
-
-
-@queues.command()
-@click.argument("queue", metavar="QUEUE")
-@_age("--done", help="Keep done and cancelled jobs so long.")
-@_age("--dead", help="Keep dead jobs so long.")
-@_age("--attempts", help="Keep the attempt log so long.")
-def retention(settings: Invocation, /, queue: str, **ages: timedelta | None) -> None:
-    """Set how long ended jobs and the attempt log stay: 7d, 12h, forever."""
+@_age("--keep-done", help="Keep done and cancelled jobs so long: 7d, 12h, forever.")
+@_age("--keep-dead", help="Keep dead jobs so long.")
+@_age("--keep-attempts", help="Keep the attempt log so long.")
+@_create
+def set_(settings: Invocation, /, names: tuple[str, ...], create: bool, **options: Any) -> None:
+    """Change settings: the limit, the failure queue, retention. What is not named stays."""
+    nothing = (0, "none", opt.FOREVER)
     changes = {
-        f"keep_{name}_us": None if age is opt.FOREVER else to_micros(age)
-        for name, age in ages.items()
-        if age is not None
+        name: None if value in nothing else value for name, value in options.items() if value is not None
     }
     if not changes:
-        raise BadInput("nothing to change: give --done, --dead or --attempts, like --done 7d")
-    _change_all(settings, (queue,), **changes)
+        raise BadInput(
+            "nothing to change: give --max-inflight, --failure-queue or --keep-..., like --keep-done 7d"
+        )
+    _change_all(settings, names, create, **changes)
 
 
-def _change_all(settings: Invocation, names: tuple[str, ...], **changes: Any) -> None:
-    with opt.open_client(settings, creating=True) as client:
+def _change_all(settings: Invocation, names: tuple[str, ...], create: bool, **changes: Any) -> None:
+    with opt.open_client(settings, creating=create) as client:
         for name in names:
-            changed = msgspec.structs.replace(client.settings(name), **changes)
-            client.configure(name, changed)
+            try:
+                client.configure(name, create=create, **changes)
+            except QueueNotFound as error:
+                raise BadInput(
+                    str(error), hint="`taskharbor queues` lists all; --create makes a new one"
+                ) from None
+            changed = client.settings(name)
             out.answer(settings, queue_view(name, changed), f"{name}: {_sentence(changed)}")
 
 

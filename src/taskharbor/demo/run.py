@@ -20,7 +20,7 @@ import msgspec
 from taskharbor.client import Client, chunks
 from taskharbor.demo import app
 from taskharbor.demo.app import API_LIMIT, API_QUEUE
-from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.contract import JobFilter
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros, Outcome
 
@@ -232,7 +232,7 @@ class Demo:
         started = time.monotonic()
         work = self._work
         try:
-            self._client.configure(API_QUEUE, QueueSettings(max_inflight=API_LIMIT))
+            self._client.configure(API_QUEUE, create=True, max_inflight=API_LIMIT)
             self._say("enqueueing")
             for batch in self._client.enqueue_stream(work.first):
                 self._ids.update((one.id, None) for one in batch)

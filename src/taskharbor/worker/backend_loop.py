@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, JobFilter, Release
@@ -69,6 +70,9 @@ class Engine(BackendLoop):
         try:
             await self._outage.ride_out(self._driver.open, give_up=self._stop.is_set)
             await self._outage.ride_out(self._clock.refresh, give_up=self._stop.is_set)
+            if self.assignment.on_start is not None:
+                start = partial(self.assignment.on_start, self._driver, self._clock.now())
+                await self._outage.ride_out(start, give_up=self._stop.is_set)
         except (BackendUnavailable, OSError) as error:
             log.warning("stopped before the backend answered: %s", error)
             return False

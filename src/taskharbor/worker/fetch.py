@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +30,7 @@ from taskharbor.worker.run import BufferedRunner, Hold
 log = logging.getLogger("taskharbor.worker")
 
 T = TypeVar("T")
+OnStart: TypeAlias = Callable[[Driver, Micros], Awaitable[None]]
 
 _LET_BEGIN = 0.001
 """Seconds between a claim that took all there was and the next. The handlers' thread needs the interpreter to begin, and the
@@ -166,6 +167,8 @@ class Assignment(msgspec.Struct, eq=False, kw_only=True):
     """All assignments of this worker: none stops for want of work while another has some."""
     has_own_thread: bool
     """True if the backend's loop runs on another thread than the handlers' loop."""
+    on_start: OnStart | None = None
+    """Called with the open driver and the time before the first claim."""
     holds: dict[Hold, None] = {}
     """Jobs that are leased and not settled, oldest first. Not by job id: a job whose lease was lost may come back to this very
     worker while the old execution still winds up."""

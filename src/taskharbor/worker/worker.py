@@ -37,7 +37,7 @@ from taskharbor.jobs import SECOND, Outcome
 from taskharbor.middleware import Call, Job, Middleware, chain, entered, function_call
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.backend_loop import Engine
-from taskharbor.worker.fetch import Allowance, Assignment, Outage, WorkerConfig
+from taskharbor.worker.fetch import Allowance, Assignment, OnStart, Outage, WorkerConfig
 from taskharbor.worker.logs import logged
 from taskharbor.worker.process_setup import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
@@ -108,6 +108,7 @@ class WorkerOptions(TypedDict, total=False):
     clock: Clock | None
     rng: Random | None
     lifespan: Lifespan | None
+    on_start: OnStart | None
 
 
 class Worker:
@@ -117,7 +118,7 @@ class Worker:
     graceful stop waits for handlers. A worker claims the types that it has handlers for; a job of another type waits for a worker
     that knows it. `types` restricts the claims further. With `every_type` the worker claims all jobs of its queues, and one
     without a handler is dead with that reason; a worker with batch handlers claims only the types it knows even so. `lifespan` is
-    entered before the first job and left after the last.
+    entered before the first job and left after the last. `on_start` gets the open driver and the time before the first claim.
 
     Queues are served in turn. A mapping gives them weights: `queues={"urgent": 5, "mail": 1}`. With `order="strict"` a queue is
     served only if those before it are empty. `limits={"mail": 2}` bounds the jobs of a queue that run at once in this worker.
@@ -150,6 +151,7 @@ class Worker:
         clock: Clock | None = None,
         rng: Random | None = None,
         lifespan: Lifespan | None = None,
+        on_start: OnStart | None = None,
     ) -> None:
         if every_type and types is not None:
             raise InvalidRequest(f"types={list(types)!r} and every_type: give one of them")
@@ -189,6 +191,7 @@ class Worker:
             check(Reserve(queue, 1, self.config.lease_us, 0, self.config.name, list(types or ())))
         self._every_type = every_type
         self._lifespan = lifespan
+        self._on_start = on_start
         self._middleware = list(middleware)
         self._codecs = codecs or CodecRegistry()
         self._clock = clock
@@ -353,6 +356,7 @@ class Worker:
                     allowance=shared or Allowance(),
                     siblings=assignments,
                     has_own_thread=has_own_thread,
+                    on_start=self._on_start,
                 )
                 assignments.append(assignment)
             yield assignments

@@ -126,7 +126,7 @@ class SettingsReadThenWritten(HandleBug):
             kept = await super().run(Settings(call.queue))
             await asyncio.sleep(0)
             changed = {name: getattr(call.settings, name) for name in call.fields}
-            call = replace(call, settings=replace(kept, **changed), fields=None)
+            call.settings, call.fields = replace(kept, **changed), None
         return await super().run(call)
 
 

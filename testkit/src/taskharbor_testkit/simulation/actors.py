@@ -192,9 +192,7 @@ async def _carry_out(client: AsyncClient, order: Order, job_ids: list[str]) -> N
         change = client.cancel_many if order.verb == "cancel" else client.requeue_many
         await change(job_ids[first : first + 3])
         return
-    settings = await client.settings(order.queue)
     if order.verb == "limit":
-        settings = msgspec.structs.replace(settings, max_inflight=1 + int(order.which * 3))
+        await client.configure(order.queue, create=True, max_inflight=1 + int(order.which * 3))
     else:
-        settings = msgspec.structs.replace(settings, paused=order.verb == "pause")
-    await client.configure(order.queue, settings)
+        await client.configure(order.queue, create=True, paused=order.verb == "pause")

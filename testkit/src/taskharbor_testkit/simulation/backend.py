@@ -152,7 +152,7 @@ class Backend:
                 if not given.existed:
                     ledger.accepted[given.id] = record
         elif isinstance(call, op.Configure):
-            ledger.settings[call.queue] = call.settings
+            ledger.settings[call.queue] = run_now(self._driver.settings(call.queue))
         rightly_changed = {claim.item.job_id for claim in claims if claim.is_valid}
         for claim, given in zip(claims, answer if claims else (), strict=True):
             job_id = claim.item.job_id

@@ -11,6 +11,15 @@ from taskharbor.drivers.operations import Configure
 from taskharbor.jobs import JobState
 from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack
 
+FULL = QueueSettings(
+    paused=True,
+    max_inflight=4,
+    failure_queue="f",
+    keep_done_us=1,
+    keep_dead_us=None,
+    keep_attempts_us=2 * DAY,
+)
+
 
 async def w_bounds_reserves_of_all_workers(t: Twin) -> None:
     """On every handle, those opened before W was set too."""
@@ -108,21 +117,9 @@ async def a_paused_queue_accepts_settles_and_reclaims(t: Twin) -> None:
 async def settings_are_replaced_as_a_whole(t: Twin) -> None:
     """A queue that nobody configured has the default ones; the same settings again change nothing."""
     assert await t.driver.settings("q") == QueueSettings()
-    kept = {"keep_done_us": 1, "keep_dead_us": None, "keep_attempts_us": 2 * DAY}
-    full = QueueSettings(paused=True, max_inflight=4, failure_queue="f", **kept)
-    for settings in (full, full, QueueSettings(max_inflight=1)):
+    for settings in (FULL, FULL, QueueSettings(max_inflight=1)):
         await t.call(Configure("q", settings, t.now))
         assert await (await t.store.connect()).settings("q") == settings
-
-
-FULL = QueueSettings(
-    paused=True,
-    max_inflight=4,
-    failure_queue="f",
-    keep_done_us=1,
-    keep_dead_us=None,
-    keep_attempts_us=2 * DAY,
-)
 
 
 async def a_setting_changes_by_itself(t: Twin) -> None:

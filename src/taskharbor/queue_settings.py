@@ -1,0 +1,61 @@
+"""Settings of queues as an app and an operator write them: by field, with durations as `timedelta` or seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, TypedDict
+
+import msgspec
+
+from taskharbor.drivers.contract import Driver, QueueSettings
+from taskharbor.drivers.operations import Configure
+from taskharbor.drivers.validation import check
+from taskharbor.errors import QueueNotFound
+from taskharbor.jobs import Micros
+from taskharbor.requests import as_duration
+
+
+class QueueOptions(TypedDict, total=False):
+    """Settings of a queue. None: no limit, no failure queue, kept for ever."""
+
+    paused: bool
+    max_inflight: int | None
+    failure_queue: str | None
+    keep_done: timedelta | float | None
+    keep_dead: timedelta | float | None
+    keep_attempts: timedelta | float | None
+
+
+def changing(queue: str, options: Mapping[str, Any], now: Micros = 0) -> Configure:
+    """Return the checked call that changes these settings and no others. Raises InvalidRequest; TypeError for an unknown one."""
+    if unknown := options.keys() - QueueOptions.__annotations__.keys():
+        names = ", ".join(QueueOptions.__annotations__)
+        raise TypeError(f"unknown setting {', '.join(sorted(unknown))} of queue {queue!r}; known: {names}")
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        if name.startswith("keep_"):
+            given[f"{name}_us"] = None if value is None else as_duration(name, value)
+        else:
+            given[name] = value
+    return check(Configure(queue, QueueSettings(**given), now, list(given)))  # type: ignore[arg-type]
+
+
+async def check_known(driver: Driver, queue: str, now: Micros) -> None:
+    """Raise QueueNotFound if the store has never had a job or a setting for the queue."""
+    if all(one.queue != queue for one in await driver.stats(now=now)):
+        raise QueueNotFound(queue)
+
+
+async def declare(driver: Driver, queue: str, options: Mapping[str, Any], now: Micros) -> None:
+    """Apply the declaration of a queue, unless it is the one that was applied last. A setting that only the last one had gets its
+    default."""
+    call = changing(queue, options, now)
+    assert call.fields is not None
+    declared = {field: getattr(call.settings, field) for field in call.fields}
+    text = msgspec.json.encode(declared, order="sorted").decode()
+    applied = (await driver.settings(queue)).declaration
+    if applied != text:
+        fields = {**msgspec.json.decode(applied or "{}"), **declared}
+        settings = msgspec.structs.replace(call.settings, declaration=text)
+        await driver.configure(queue, settings, now=now, fields=list(fields), declares=True)
