@@ -71,7 +71,7 @@ def test_settings_change_by_field(client: Client) -> None:
         client.configure("new", keep_don=1)  # type: ignore[call-arg]
     for wrong in ({"max_inflight": 0}, {"keep_done": "a day"}, {"keep_done": -1}, {"failure_queue": "new"}):
         with pytest.raises(InvalidRequest):
-            client.configure("new", **wrong)  # type: ignore[arg-type]
+            client.configure("new", **wrong)
 
 
 def test_a_declaration_is_applied_where_it_differs_from_the_last(client: Client) -> None:
