@@ -226,7 +226,7 @@ async def test_a_cancel_happens_once(here: Line, fault: Fault, is_running: bool)
     (job_id,) = await here.store()
     if is_running:
         await claim(here.near)
-    answers = await asked_twice(here, b".cancel(", fault, lambda: here.near.cancel([job_id], now=NOW))
+    answers = await asked_twice(here, b".cancel_jobs(", fault, lambda: here.near.cancel([job_id], now=NOW))
     assert answers == [JobState.INFLIGHT if is_running else JobState.CANCELLED]
     stored = await here.job(job_id)
     assert (stored.state, stored.cancel_requested) == (answers[0], is_running)
@@ -237,7 +237,7 @@ async def test_a_requeue_happens_once_and_says_so(here: Line, fault: Fault) -> N
     await here.store()
     (job,) = await claim(here.near)
     await here.near.settle([contract.Fail(*held(job), 1, ERROR)], now=NOW)
-    answers = await asked_twice(here, b".requeue(", fault, lambda: here.near.requeue([job.id], now=NOW))
+    answers = await asked_twice(here, b".requeue_jobs(", fault, lambda: here.near.requeue([job.id], now=NOW))
     stored = await here.job(job.id)
     assert (stored.state, stored.attempts) == (JobState.READY, 0)
     assert await outcomes(here.far, job.id) == [Outcome.DEAD, Outcome.REQUEUED]

@@ -226,7 +226,7 @@ async def test_rows_that_commit_late_are_not_skipped(store: PostgresDriver, raw:
     assert read == ["first"]
     await store.enqueue([make_record("late")], now=NOW)
     with raw.another() as slow, raw.another() as slower:
-        slow("SELECT cancel(%s, %s::bigint, %s)", ["late"], NOW, NOTIFYING)
+        slow("SELECT cancel_jobs(%s, %s::bigint, false, %s)", ["late"], NOW, NOTIFYING)
         await run_job(store, NOW, make_record("later"))
         read, cursor = await follow(store, cursor)
         assert read == []

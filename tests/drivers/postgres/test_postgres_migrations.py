@@ -165,9 +165,9 @@ async def test_an_older_version_works_beside_a_newer_one(driver: PostgresDriver,
 
 async def test_other_functions_are_replaced_unless_newer(driver: PostgresDriver, url: str, raw: Raw) -> None:
     await apply(url, *TABLES, functions_of(FUNCTIONS_VERSION))
-    raw("DROP FUNCTION cancel")
+    raw("DROP FUNCTION cancel_jobs")
     assert await apply(url) == [FUNCTIONS.name]
-    assert raw.one("SELECT to_regproc('cancel') IS NOT NULL")
+    assert raw.one("SELECT to_regproc('cancel_jobs') IS NOT NULL")
     later = functions_of(FUNCTIONS_VERSION + 1)
     assert await apply(url, *TABLES, later) == [later.name]
     async with driver:

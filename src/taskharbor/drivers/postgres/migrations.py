@@ -21,7 +21,7 @@ from taskharbor.drivers.postgres.options import PostgresOptions
 from taskharbor.drivers.postgres.rows import quoted
 from taskharbor.errors import SchemaMismatch
 
-FUNCTIONS_VERSION = 1
+FUNCTIONS_VERSION = 2
 """Raised by one with every release that changes a function."""
 MINIMUM_VERSION = 140_000
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 
-from taskharbor.drivers.contract import JobFilter, Page, QueueSettings, QueueStats
+from taskharbor.drivers.contract import JobFilter, Page, QueueSettings, QueueStats, SettingsField
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import READY, STATE_NUMBERS, STATES, int_array, job_record, text_array
+from taskharbor.drivers.postgres.rows import (
+    READY,
+    STATE_NUMBERS,
+    STATES,
+    int_array,
+    job_record,
+    text_array,
+    to_json,
+)
 from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 
@@ -18,13 +27,26 @@ _WINDOW = 10_000
 """Numbers that a listing searches for ended jobs before it looks further back, ten times as far each time."""
 
 
-async def cancel(session: Session, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    codes = await session.call("cancel", text_array(job_ids), now, session.stir)
+async def cancel(
+    session: Session, job_ids: Sequence[str], now: Micros, only_waiting: bool
+) -> list[JobState | JobError]:
+    codes = await session.call("cancel_jobs", text_array(job_ids), now, only_waiting, session.stir)
     return _answers(job_ids, codes, _CANCEL_ERRORS)
 
 
-async def requeue(session: Session, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    codes = await session.call("requeue", text_array(job_ids), now, session.stir, session.is_repeated)
+async def cancel_keys(
+    session: Session, keys: Sequence[str], queue: str, now: Micros, only_waiting: bool
+) -> list[int]:
+    how = (now, only_waiting, session.stir, session.is_repeated)
+    counts: list[int] = await session.call("cancel_keys", text_array(keys), queue, *how)
+    return counts
+
+
+async def requeue(
+    session: Session, job_ids: Sequence[str], now: Micros, run_at_us: Micros | None, keep_counts: bool
+) -> list[JobState | JobError]:
+    how = (now, run_at_us, keep_counts, session.stir, session.is_repeated)
+    codes = await session.call("requeue_jobs", text_array(job_ids), *how)
     return _answers(job_ids, codes, _REQUEUE_ERRORS)
 
 
@@ -50,8 +72,17 @@ async def purge(session: Session, selection: JobFilter, limit: int) -> int:
     return removed
 
 
-async def configure(session: Session, queue: str, settings: QueueSettings, _: Micros) -> None:
-    await session.call("configure", queue, *msgspec.structs.astuple(settings), session.stir)
+async def configure(
+    session: Session,
+    queue: str,
+    settings: QueueSettings,
+    _: Micros,
+    fields: Sequence[SettingsField] | None,
+    declares: bool,
+) -> None:
+    names = [*(get_args(SettingsField) if fields is None else fields), *(["declaration"] if declares else ())]
+    changes = {name: getattr(settings, name) for name in names}
+    await session.call("change_settings", queue, to_json(changes), session.stir)
 
 
 async def settings(session: Session, queue: str) -> QueueSettings:
@@ -125,12 +156,12 @@ async def stats(session: Session, now: Micros, queue: str | None) -> list[QueueS
     return [
         QueueStats(
             queue=row[0],
-            counts=dict(zip(STATES, row[7:14], strict=True)),
-            done_total=row[14],
-            dead_total=row[15],
-            cancelled_total=row[16],
-            head_run_at_us=row[17],
-            settings=settings_from(row[1:7]),
+            counts=dict(zip(STATES, row[8:15], strict=True)),
+            done_total=row[15],
+            dead_total=row[16],
+            cancelled_total=row[17],
+            head_run_at_us=row[18],
+            settings=settings_from(row[1:8]),
         )
         for row in rows
     ]

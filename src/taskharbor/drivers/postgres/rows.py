@@ -32,11 +32,13 @@ READY: Final = STATE_NUMBERS[JobState.READY]
 SECRET_LENGTH: Final = 24
 
 _RUN_AT: tuple[UpdateRunAt, ...] = ("no", "yes", "later", "earlier")
-_FLAGS = [
-    UpdateFlags(bool(number & 1), _RUN_AT[number >> 3], bool(number & 2), bool(number & 4))
-    for number in range(32)
-]
-_FLAG_NUMBERS = {flags: number for number, flags in enumerate(_FLAGS)}
+_FLAGS = {
+    number: UpdateFlags(
+        bool(number & 1), _RUN_AT[number >> 3 & 3], bool(number & 2), bool(number & 4), number < 0
+    )
+    for number in range(-32, 32)
+}
+_FLAG_NUMBERS = {flags: number for number, flags in _FLAGS.items()}
 
 _encode = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode

@@ -10,8 +10,8 @@ BEGIN
         p_job.headers := p_by.headers;
         p_job.timeout_us := p_by.timeout_us;
     END IF;
-    p_job.run_at := CASE v_flags >> 3 WHEN 1 THEN p_by.run_at WHEN 2 THEN greatest(p_job.run_at, p_by.run_at)
-                                      WHEN 3 THEN least(p_job.run_at, p_by.run_at) ELSE p_job.run_at END;
+    p_job.run_at := CASE v_flags & 24 WHEN 8 THEN p_by.run_at WHEN 16 THEN greatest(p_job.run_at, p_by.run_at)
+                                      WHEN 24 THEN least(p_job.run_at, p_by.run_at) ELSE p_job.run_at END;
     IF v_flags & 2 <> 0 THEN
         p_job.max_attempts := p_by.max_attempts;
         p_job.max_stalls := p_by.max_stalls;
@@ -21,6 +21,9 @@ BEGIN
     IF v_flags & 4 <> 0 THEN
         p_job.attempts := 0;
         p_job.stalls := 0;
+    END IF;
+    IF v_flags < 0 THEN
+        p_job.rank := p_by.rank;
     END IF;
     RETURN p_job;
 END $$;

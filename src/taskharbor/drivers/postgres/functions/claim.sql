@@ -155,7 +155,7 @@ BEGIN
                 SELECT c.ctid AS place, c.state
                 FROM unnest(v_first.places, v_first.types) WITH ORDINALITY AS found(place, type, n)
                 JOIN jobs AS c ON c.ctid = found.place
-                WHERE c.state <= 1 AND c.run_at <= p_now AND c.type = found.type
+                WHERE c.state <= 1 AND c.rank = v_next.ranks[i] AND c.run_at <= p_now AND c.type = found.type
                 ORDER BY found.n FOR UPDATE OF c SKIP LOCKED
             ) AS picked;
             v_places := v_places || v_got.places;

@@ -18,7 +18,8 @@ BEGIN
                 ',"codec":', to_json(coalesce(p_dead.codec, 'json')),
                 ',"payload":"', translate(encode(p_dead.payload, 'base64'), E'\n', ''),
                 '","error":', to_json(coalesce(p_dead.last_error, '')),
-                ',"attempts":', p_dead.attempts, ',"stalls":', p_dead.stalls, '}'), 'UTF8'))
+                ',"attempts":', p_dead.attempts, ',"stalls":', p_dead.stalls,
+                ',"key":', coalesce(to_json(p_dead.key)::text, 'null'), '}'), 'UTF8'))
     RETURNING * INTO v_job;
     PERFORM note(NULL, v_job, p_stir);
 END $$;

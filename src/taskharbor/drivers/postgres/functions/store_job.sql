@@ -18,8 +18,8 @@ BEGIN
                 v_waiting := changed_by(v_waiting, p_job, v_flags);
                 IF v_was = 2 THEN
                     -- One more request for a job that will be merged or run later: no flag is dropped.
-                    v_waiting.flags := (coalesce(v_waiting.flags, 1) & 7) | (v_flags & 7)
-                        | CASE WHEN v_flags >> 3 = 0 THEN coalesce(v_waiting.flags, 1) & 24 ELSE v_flags & 24 END;
+                    v_waiting.flags := ((coalesce(v_waiting.flags, 1) | v_flags) & ~24)
+                        | (CASE WHEN v_flags & 24 = 0 THEN coalesce(v_waiting.flags, 1) ELSE v_flags END & 24);
                 ELSE
                     v_waiting.state := state_by_run_at(v_waiting.run_at, p_now);
                 END IF;

@@ -42,7 +42,8 @@ CREATE TABLE jobs (
     -- 0 and 1 both wait: run_at and the caller's clock decide which of them a job is. The stored value is that of the write, so
     -- that the counters can change without counting.
     state            smallint NOT NULL,
-    -- Flags of UpdateFlags: 1 payload, 2 retry, 4 reset_counts, 8 * (0 no, 1 yes, 2 later, 3 earlier) for run_at.
+    -- Flags of UpdateFlags: 1 payload, 2 retry, 4 reset_counts, 8 * (0 no, 1 yes, 2 later, 3 earlier) for run_at,
+    -- -32 priority (a version that does not know it reads the others).
     flags            smallint,
     cancel_requested boolean NOT NULL DEFAULT false,
     id               text COLLATE "C" PRIMARY KEY,

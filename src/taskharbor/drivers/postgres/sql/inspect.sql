@@ -31,7 +31,7 @@ ORDER BY j.seq DESC
 -- name: stats
 -- Jobs stored as scheduled that are due by the caller's clock, and jobs stored as ready that are not, are counted separately. The
 -- latter exist only up to high_run_at.
-SELECT q.name, q.paused, q.max_inflight, q.failure_queue, q.keep_done_us, q.keep_dead_us, q.keep_attempts_us,
+SELECT q.name, q.paused, q.max_inflight, q.failure_queue, q.keep_done_us, q.keep_dead_us, q.keep_attempts_us, q.declaration,
     s.scheduled - due.jobs + early.jobs, s.ready + due.jobs - early.jobs, s.blocked, s.inflight, s.done, s.dead, s.cancelled,
     s.done_total, s.dead_total, s.cancelled_total, head.run_at
 FROM $schema.queues AS q,
@@ -64,7 +64,8 @@ WHERE $2::text IS NULL OR q.name = $2
 ORDER BY q.name
 
 -- name: settings
-SELECT paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us FROM $schema.queues WHERE name = $1
+SELECT paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us, declaration
+FROM $schema.queues WHERE name = $1
 
 -- name: time
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint

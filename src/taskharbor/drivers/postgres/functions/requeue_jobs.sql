@@ -1,5 +1,7 @@
--- Returns per job its state, or -1 not found, -2 not dead, -3 its key waits already.
-CREATE OR REPLACE FUNCTION requeue(p_ids text[], p_now bigint, p_stir integer, p_is_repeated boolean) RETURNS smallint[] LANGUAGE plpgsql AS $$
+-- Returns per job its state, or -1 not found, -2 not dead, -3 its key waits already. p_run_at: NULL for now.
+CREATE OR REPLACE FUNCTION requeue_jobs(
+    p_ids text[], p_now bigint, p_run_at bigint, p_keep_counts boolean, p_stir integer, p_is_repeated boolean
+) RETURNS smallint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_answers smallint[] := '{}';
     v_id text;
@@ -21,9 +23,11 @@ BEGIN
         END IF;
         BEGIN
             DELETE FROM dead WHERE seq = v_job.seq;
-            v_job.run_at := p_now;
-            v_job.attempts := 0;
-            v_job.stalls := 0;
+            v_job.run_at := coalesce(p_run_at, p_now);
+            IF NOT p_keep_counts THEN
+                v_job.attempts := 0;
+                v_job.stalls := 0;
+            END IF;
             v_job.finished_at := NULL;
             SELECT s.existed INTO v_existed FROM store_job(v_job, p_now, p_stir) AS s;
             IF v_existed THEN

@@ -1,5 +1,6 @@
--- Returns per job its state, or -1 not found, -2 finished.
-CREATE OR REPLACE FUNCTION cancel(p_ids text[], p_now bigint, p_stir integer) RETURNS smallint[] LANGUAGE plpgsql AS $$
+-- Returns per job its state, or -1 not found, -2 finished. p_only_waiting: inflight jobs are not marked.
+CREATE OR REPLACE FUNCTION cancel_jobs(p_ids text[], p_now bigint, p_only_waiting boolean, p_stir integer) RETURNS smallint[]
+LANGUAGE plpgsql AS $$
 DECLARE
     v_answers smallint[] := '{}';
     v_id text;
@@ -12,7 +13,7 @@ BEGIN
     FOREACH v_id IN ARRAY p_ids LOOP
         SELECT * INTO v_job FROM jobs WHERE id = v_id FOR UPDATE;
         IF FOUND AND v_job.state = 3 THEN
-            UPDATE jobs SET cancel_requested = true WHERE id = v_id;
+            UPDATE jobs SET cancel_requested = true WHERE id = v_id AND NOT p_only_waiting;
             v_state := 3;
         ELSIF FOUND THEN
             v_after := v_job;

@@ -1,0 +1,1 @@
+ALTER TABLE queues ADD COLUMN declaration text COLLATE "C";
