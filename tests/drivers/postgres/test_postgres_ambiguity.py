@@ -233,6 +233,15 @@ async def test_a_cancel_happens_once(here: Line, fault: Fault, is_running: bool)
     assert await outcomes(here.far, job_id) == ([] if is_running else [Outcome.CANCELLED])
 
 
+async def test_a_cancel_by_key_counts_what_its_first_try_cancelled(here: Line, fault: Fault) -> None:
+    await here.store(key="k")
+    await claim(here.near)
+    (blocked,), (ready,) = await here.store(key="k"), await here.store(key="other")
+    ask = partial(here.near.cancel_keys, ["k", "other", "none"], queue="q", now=NOW)
+    assert await asked_twice(here, b".cancel_keys(", fault, ask) == [2, 1, 0]
+    assert await outcomes(here.far, blocked) == await outcomes(here.far, ready) == [Outcome.CANCELLED]
+
+
 async def test_a_requeue_happens_once_and_says_so(here: Line, fault: Fault) -> None:
     await here.store()
     (job,) = await claim(here.near)

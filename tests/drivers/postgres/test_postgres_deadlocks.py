@@ -60,6 +60,9 @@ class Crossing:
         a, b, c = ids(self.jobs)
         return await self._driver.cancel([b, c, a], now=NOW)
 
+    async def cancel_keys(self) -> Any:
+        return await self._driver.cancel_keys(["b", "c", "a"], queue="q", now=NOW)
+
     async def meet(self, first: Awaitable[Any], second: Awaitable[Any]) -> tuple[Any, Any]:
         """The answers of two calls, of which the first is held up at the last job until the second has come to meet it."""
         deadlocks = self._deadlocks()
@@ -124,6 +127,25 @@ async def test_cancels_and_heartbeats(crossing: Crossing, keys: Keys) -> None:
     states, leases = await crossing.meet(crossing.cancel(), crossing.beat())
     assert states == [JobState.INFLIGHT] * 3
     assert all(isinstance(lease, Lease) for lease in leases)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_settlements_and_cancels_by_key(crossing: Crossing, kind: str) -> None:
+    await crossing.begin(KEYED)
+    settled, cancelled = await crossing.meet(crossing.settle(kind), crossing.cancel_keys())
+    assert settled == [None] * 3
+    # The jobs have ended, or wait again.
+    assert cancelled == [0 if kind.startswith("ack") else 1] * 3
+
+
+@pytest.mark.parametrize("other", ["beat", "settle", "cancel", "enqueue"])
+async def test_cancels_by_key_and_others(crossing: Crossing, other: str) -> None:
+    await crossing.begin(KEYED)
+    await crossing.enqueue("ac")
+    calls = {"beat": crossing.beat, "cancel": crossing.cancel}
+    calls |= {"settle": lambda: crossing.settle("retry"), "enqueue": lambda: crossing.enqueue("cba")}
+    cancelled, _ = await crossing.meet(crossing.cancel_keys(), calls[other]())
+    assert cancelled == [1, 2, 2]
 
 
 # -- claims -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from needing import Entered
 from taskharbor.drivers.contract import Ack, Discard, Fail, QueueSettings, Release, RetryAt, Settlement
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.jobs import MAX_PRIORITY, Failure, JobRecord, JobState, UpdateFlags
+from taskharbor.requests import new_id
 from worker.stage import eventually
 
 _ERROR = Failure("E", "no")
@@ -101,6 +102,23 @@ async def _a_key_that_waits_and_is_wanted_earlier(stage: Stage) -> None:
     again = job("again", key="k", run_at_us=NOW, update=UpdateFlags(run_at="earlier"))
     (answer,) = await stage.other.enqueue([again], now=NOW + 20)
     assert answer.id == "wanted"
+
+
+@scene("wanted", "5", "6")
+async def _a_key_that_waits_and_gets_a_higher_priority(stage: Stage) -> None:
+    await stage.add("wanted", key="k", run_at_us=NOW + 15)
+    await stage.look()
+    await stage.add("again", key="k", priority=3, update=UpdateFlags(priority=True))
+
+
+@scene("running", "5", "6")
+async def _a_retry_that_absorbs_a_higher_priority(stage: Stage) -> None:
+    await stage.add("running", key="k", run_at_us=NOW + 3)
+    (running,) = await stage.claim(stage.other)
+    assert running.id == "running"
+    await stage.add("blocked", key="k", priority=3, update=UpdateFlags(priority=True))
+    await stage.look()
+    await stage.settle(RetryAt(*held(running), NOW + 15, 1, _ERROR))
 
 
 @scene("blocked", "5", "6")
@@ -240,10 +258,11 @@ WHERE (state <= 1 OR state = 3 AND expires_at <= %s AND NOT cancel_requested) AN
     AND (%s::text[] IS NULL OR type = ANY (%s))
 ORDER BY rank, run_at, seq LIMIT %s
 """
-"""What a claim has to get, by a look at all jobs. None has a key or a last attempt, and nothing limits the queue."""
+"""What a claim has to get, by a look at all jobs. No two have a key in common, none has a last attempt, and nothing limits
+the queue."""
 
 _KINDS = {"enqueue": 14, "claim": 28, "settle": 18, "reclaim": 3, "requeue": 3, "cancel": 2, "begin": 5}
-_KINDS |= {"end": 5, "fold": 8}
+_KINDS |= {"end": 5, "fold": 8, "change": 8}
 """How often each thing happens."""
 
 
@@ -255,6 +274,7 @@ def some_jobs(pick: random.Random, now: int) -> list[JobRecord]:
             priority=pick.choice((0, 0, 0, 1, 5, -3)),
             run_at_us=now + pick.randint(-20, 8) * SECOND,
             max_attempts=1000,
+            key=new_id() if pick.random() < 0.5 else None,
         )
         for _ in range(pick.randint(1, 5))
     ]
@@ -298,6 +318,12 @@ async def test_a_claim_gets_what_a_look_at_all_jobs_finds(stage: Stage, raw: Raw
                     await handle.requeue([pick.choice(known)], now=now)
                 case "cancel" if known:
                     await handle.cancel([pick.choice(known)], now=now)
+                case "change" if keys := raw(
+                    "SELECT key FROM jobs WHERE state <= 1 AND key IS NOT NULL ORDER BY seq"
+                ):
+                    (by,) = some_jobs(pick, now)[:1]
+                    by.key, by.update = pick.choice(keys)[0], UpdateFlags(priority=True)
+                    assert (await handle.enqueue([by], now=now))[0].existed
                 case "begin":
                     late.append(stack.enter_context(raw.another()))
                     enqueue_on(late[-1], *some_jobs(pick, now))

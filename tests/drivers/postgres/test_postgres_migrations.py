@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+from msgspec.structs import replace
 from psycopg import sql
 
 from drivers.postgres.harness import DAY, NOW, SECOND, Raw, claim, held, ids, make_record, make_records
@@ -16,9 +17,9 @@ from taskharbor.drivers.migrations import BREAKS, Migration
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.connections import Session, connect
 from taskharbor.drivers.postgres.migrations import FUNCTIONS_VERSION, known_steps, migrate
-from taskharbor.drivers.postgres.rows import OUTCOMES, STATES
+from taskharbor.drivers.postgres.rows import OUTCOMES, STATES, stored_value
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
-from taskharbor.jobs import Failure, JobState
+from taskharbor.jobs import Failure, JobState, UpdateFlags
 
 *TABLES, FUNCTIONS = known_steps()
 NAMES = [step.name for step in known_steps()]
@@ -189,6 +190,10 @@ def test_numbers_in_the_tables_mean_what_they_always_meant() -> None:
     """Changing the order of an enum would silently change every stored job."""
     assert " ".join(STATES) == "scheduled ready blocked inflight done dead cancelled"
     assert " ".join(OUTCOMES) == "done retried dead expired released cancelled merged requeued"
+    flags = UpdateFlags(True, "later", True, True)
+    assert stored_value("update", flags) == 1 + 2 + 4 + 2 * 8
+    # A version without this flag takes it from a list of 32, counted from the end.
+    assert stored_value("update", replace(flags, priority=True)) == 1 + 2 + 4 + 2 * 8 - 32
 
 
 # -- roles ----------------------------------------------------------------------------------------------------

@@ -197,6 +197,7 @@ async def _prune(driver: PostgresDriver, *, now: int = NOW + 91 * DAY, removed: 
 
 
 _EVERYWHERE = ["waiting-5", "finished-5", "dead-5", "nowhere"]
+_KEYS = ["w30030", "w30060", "l1050", "l1080", "none"]
 _DEAD = frozenset({JobState.DEAD})
 _CASES: dict[str, tuple[Call, set[str]]] = {
     "claim": (_claim, {"jobs_waiting"}),
@@ -213,6 +214,7 @@ _CASES: dict[str, tuple[Call, set[str]]] = {
     "reclaim": (lambda d: d.reclaim(now=NOW + DAY + 100, limit=20), {"jobs_due"}),
     "get": (lambda d: d.get(_EVERYWHERE, now=NOW), {"jobs_pkey", "finished_id", "dead_id"}),
     "cancel": (lambda d: d.cancel([f"waiting-{n}" for n in range(30001, 30011)], now=NOW), {"jobs_pkey"}),
+    "cancel by key": (lambda d: d.cancel_keys(_KEYS, queue="q", now=NOW), {"jobs_key"}),
     "requeue": (lambda d: d.requeue([f"dead-{n}" for n in range(1, 11)], now=NOW), {"dead_id"}),
     "log": (lambda d: d.read_attempts(limit=20), {"attempts_order"}),
     "log of a job": (lambda d: d.job_attempts("finished-77"), {"attempts_job"}),

@@ -76,6 +76,10 @@ async def test_what_makes_nothing_runnable_is_not_notified_of(store: PostgresDri
     assert heard() == ["q"]
     await ack(store, [third])
     assert heard() == ["q"]
+    # A declaration is applied once.
+    for expected in (["q"], []):
+        await store.configure("q", QueueSettings(declaration="d"), now=NOW, fields=[], declares=True)
+        assert heard() == expected
 
 
 async def test_switched_off_nothing_is_said_and_nobody_listens(url: str, heard: Heard, raw: Raw) -> None:

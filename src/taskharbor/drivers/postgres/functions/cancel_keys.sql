@@ -8,6 +8,7 @@ DECLARE
     v_counts integer[] := '{}';
     v_key text;
     v_ids text[];
+    v_cancelled text[];
 BEGIN
     -- In the order of `enqueue_by_rules` and `cancel_jobs`. With these locks no job is added to the keys, and no job of them
     -- changes its state.
@@ -15,13 +16,14 @@ BEGIN
         SELECT DISTINCT key_lock(v_queue, k.key) AS number FROM unnest(p_keys) AS k(key) ORDER BY 1
     ) AS l;
     PERFORM FROM jobs WHERE queue_id = v_queue AND key = ANY (p_keys) ORDER BY state < 3, seq FOR UPDATE;
+    v_cancelled := ARRAY(
+        SELECT key FROM attempts
+        WHERE p_is_repeated AND queue_id = v_queue AND key = ANY (p_keys) AND outcome = 5 AND reserved_at IS NULL AND ended_at = p_now);
     FOREACH v_key IN ARRAY p_keys LOOP
         v_ids := ARRAY(
             SELECT id FROM jobs WHERE queue_id = v_queue AND key = v_key AND (state < 3 OR NOT p_only_waiting));
         PERFORM cancel_jobs(v_ids, p_now, p_only_waiting, p_stir);
-        v_counts := v_counts || least(2, cardinality(v_ids) + (p_is_repeated AND EXISTS (
-            SELECT FROM attempts
-            WHERE queue_id = v_queue AND key = v_key AND outcome = 5 AND reserved_at IS NULL AND ended_at = p_now))::integer);
+        v_counts := v_counts || least(2, cardinality(v_ids) + (v_key = ANY (v_cancelled))::integer);
     END LOOP;
     RETURN v_counts;
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off;
