@@ -79,6 +79,17 @@ class Crossing:
         assert self._deadlocks() == deadlocks
         return answers
 
+    async def claim_under_a_new_limit(self) -> list[JobRecord]:
+        """What three claims get that were made before the limit, and come to it together."""
+        deadlocks = self._deadlocks()
+        with self._raw.another("""SELECT change_settings('q', '{"max_inflight": 1}', 0)""") as limiting:
+            claims = [asyncio.ensure_future(claim(self._driver)) for _ in range(3)]
+            await eventually(lambda: self._raw.locks_awaited() == 3)
+            limiting("COMMIT")
+            jobs = [job for one in claims for job in await finish(one)]
+        assert self._deadlocks() == deadlocks
+        return jobs
+
     def _deadlocks(self) -> int:
         # The log of a server that is given by its address cannot be read.
         if not isinstance(self._server, PostgresServer):
@@ -149,6 +160,13 @@ async def test_cancels_by_key_and_others(crossing: Crossing, other: str) -> None
 
 
 # -- claims -----------------------------------------------------------------------------------------------
+
+
+async def test_claims_that_find_a_new_limit(crossing: Crossing) -> None:
+    await crossing.enqueue(NONE)
+    assert len(await crossing.claim_under_a_new_limit()) == 1
+
+
 # A heartbeat reads its clock before it takes effect. Meanwhile the lease may be over by another's clock, which yet cannot end
 # it; when the heartbeat is done it holds again.
 

@@ -38,8 +38,9 @@ BEGIN
         v_limited := v_queue.max_inflight IS NOT NULL;
     END IF;
     -- Assignments, not PERFORM: an expression costs a tenth of a statement.
-    v_lock := CASE WHEN v_limited THEN pg_advisory_xact_lock(queue_lock(v_next.queue_id))::text
-                   ELSE pg_advisory_xact_lock_shared(queue_lock(v_next.queue_id))::text END;
+    v_lock := pg_advisory_xact_lock_shared(queue_lock(v_next.queue_id));
+    -- Another number: two claims that hold the shared lock when they find a new limit must not both ask for it alone.
+    v_lock := CASE WHEN v_limited THEN pg_advisory_xact_lock(queue_lock(-1000 - v_next.queue_id))::text END;
     -- No other call has this secret, but another try of this call may still be running, or begin late, because its answer was
     -- lost. The lock makes them run one after the other. After the latest try, no earlier one does anything.
     v_lock := pg_advisory_xact_lock(hashtextextended(p_secret, 0));
