@@ -107,6 +107,7 @@ def calls_for(on: Shelf, job: JobRecord) -> list[Callable[[], Awaitable[Any]]]:
         lambda: driver.reclaim(now=now),
         lambda: driver.reclaim(now=now, queue="q"),
         lambda: driver.cancel(["nobody"], now=now),
+        lambda: driver.cancel_keys(["nobody"], queue="q", now=now),
         lambda: driver.requeue(["nobody"], now=now),
         lambda: driver.purge(JobFilter(queue="nothing")),
         lambda: driver.prune(now=now),

@@ -8,6 +8,7 @@ import re
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import pytest
 
 from drivers.redis.redis_shelf import BOOM, LEASE, Shelf, ack, fail, shelf, token
@@ -136,10 +137,11 @@ async def test_bytes_come_through_every_state_unchanged(on: Shelf, payload: byte
     await on.settle(Ack(held.id, token(held), payload[:65_536]))
     stored = await on.get(held.id)
     assert (stored.payload, stored.result) == (payload, payload[:65_536])
-    (dead,) = await on.claimed(1, payload=payload)
-    await on.settle(fail(dead))
-    assert (await on.get(dead.id)).payload == payload
-    assert len(await on.reserve(queue="failed")) == 1
+    dead = [(await on.claimed(1, payload=payload, key=key))[0] for key in ("ü", None)]
+    await on.settle(*map(fail, dead))
+    assert (await on.get(dead[0].id)).payload == payload
+    told = [msgspec.json.decode(job.payload) for job in await on.reserve(2, queue="failed")]
+    assert [(one["job_id"], one["key"]) for one in told] == [(dead[0].id, "ü"), (dead[1].id, None)]
 
 
 async def test_a_purge_leaves_what_was_requeued_meanwhile(on: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

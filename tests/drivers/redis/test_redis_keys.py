@@ -24,7 +24,7 @@ from taskharbor_testkit.conformance.snapshot import list_all, read_log
 TYPES = dict(re.findall(r"^local (\w+) +-- (zset|set|hash|list|stream)", lua("queue"), re.MULTILINE))
 IN_TROUBLE = {"late", "outbox", "repeated"}
 """Keys that are only there then."""
-FOR_GOOD = {"taskharbor:queues", "{q}:meta", "{q}:notify", "{q}:settings", "{failed}:meta", "{failed}:notify"}
+FOR_GOOD = {"queues", "{q}:meta", "{q}:notify", "{q}:settings", "{failed}:meta", "{failed}:notify"}
 SHORT = QueueSettings(keep_done_us=SECOND, keep_dead_us=SECOND, keep_attempts_us=SECOND)
 NAMES = ["q", "a b", "a}b", "{a}", "}", "{", "%7D", "%", "ü🚢", "a:b", "*", "x" * 200]
 
@@ -81,6 +81,46 @@ async def test_a_blocked_jobs_negative_score_flips_when_the_other_ends(on: Shelf
     freed = await on.get(blocked.id)
     assert freed.run_at_us == run_at
     assert freed.state is (JobState.SCHEDULED if run_at > on.now else JobState.READY)
+
+
+@pytest.mark.parametrize("delay", [0, SECOND])
+async def test_a_keyed_job_gets_another_place_in_line_with_its_priority(on: Shelf, delay: Micros) -> None:
+    """Also behind other jobs of its type, and among other types."""
+    keyed = on.job(key="k", run_at_us=on.now + delay)
+    others = [on.job(type=name, priority=1, run_at_us=on.now + delay) for name in ("mail", "other")]
+    await on.enqueue(keyed, *others)
+    await on.enqueue(on.job(key="k", priority=2, update=UpdateFlags(priority=True)))
+    on.now += delay
+    assert (await on.get(keyed.id)).priority == 2
+    await on.counts()  # Jobs that have come due are in their lines.
+    assert on.ask("ZCARD", "ready") == 3
+    assert [job.id for job in await on.reserve(1, types=["mail"])] == [keyed.id]
+    assert [job.id for job in await on.reserve(3)] == [job.id for job in others]
+    assert on.ask("EXISTS", "ready", "scheduled") == 0
+
+
+async def test_settings_are_kept_as_they_were_given(on: Shelf) -> None:
+    """A text that means something in the store is a text of its own in other fields."""
+    given = QueueSettings(
+        paused=True,
+        max_inflight=3,
+        failure_queue="ever",
+        keep_done_us=None,
+        keep_dead_us=0,
+        declaration="ever",
+    )
+    await on.driver.configure("q", given, now=on.now, declares=True)
+    assert await on.driver.settings("q") == given
+    # Fields that are not named stay, and so does the declaration.
+    await on.driver.configure("q", QueueSettings(), now=on.now, fields=["failure_queue", "max_inflight"])
+    assert await on.driver.settings("q") == replace(given, failure_queue=None, max_inflight=None)
+    assert on.ask("HEXISTS", "settings", "failure_queue") == 0
+    # The same declaration changes nothing, another one changes the fields that it names.
+    for declaration, is_paused in (("ever", True), ("", False)):
+        settings = QueueSettings(declaration=declaration)
+        await on.driver.configure("q", settings, now=on.now, fields=["paused"], declares=True)
+        stored = await on.driver.settings("q")
+        assert (stored.paused, stored.declaration, stored.keep_dead_us) == (is_paused, declaration, 0)
 
 
 # -- what is left -------------------------------------------------------------------------------------------
@@ -197,21 +237,21 @@ async def test_a_server_that_lost_its_data_learns_the_names_of_queues_again(on: 
 @pytest.mark.parametrize("stored", [{"q": "1"}, {"": "2", "q": "1"}, {"": "99"}])
 async def test_a_store_of_another_layout_is_refused(on: Shelf, stored: dict[str, str]) -> None:
     for name, value in stored.items():
-        on.server.execute("HSET", f"{on.prefix}taskharbor:queues", name, value)
+        on.server.execute("HSET", f"{on.prefix}queues", name, value)
     with pytest.raises(InvalidRequest, match="another layout") as refused:
         await on.driver.clone().open()
     assert on.driver.options.place in str(refused.value)
     with pytest.raises(InvalidRequest, match="another layout"):
         await on.enqueue(on.job())
-    assert on.all_keys() == {"taskharbor:queues"}
-    assert on.server.execute("HLEN", f"{on.prefix}taskharbor:queues") == len(stored)
+    assert on.all_keys() == {"queues"}
+    assert on.server.execute("HLEN", f"{on.prefix}queues") == len(stored)
 
 
 def test_a_change_of_the_layout_has_another_number() -> None:
     """A change of `layout.lua` that stored jobs show needs a new LAYOUT_VERSION. Both are noted here."""
     code = re.sub(r"\s*--.*", "", lua("layout"))
     digest = hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:8]
-    assert (LAYOUT["LAYOUT_VERSION"], digest) == (3, "c84aa1ab")
+    assert (LAYOUT["LAYOUT_VERSION"], digest) == (4, "71a810b2")
 
 
 # -- the attempt log -------------------------------------------------------------------------------------

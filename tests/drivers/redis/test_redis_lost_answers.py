@@ -17,7 +17,7 @@ import pytest
 from drivers.redis.redis_shelf import BOOM, LEASE, Line, ack, fail, release, runs, token
 from taskharbor.drivers.contract import Ack, Discard, Enqueued, Extension, QueueSettings, RetryAt, Settlement
 from taskharbor.drivers.redis.connection import SharedConnection
-from taskharbor.errors import BackendUnavailable
+from taskharbor.errors import BackendUnavailable, JobNotDead
 from taskharbor.jobs import SECOND, JobRecord, JobState, Lease, Outcome
 from taskharbor_testkit.servers.proxy import Fault
 
@@ -270,14 +270,37 @@ async def test_a_cancel_happens_once(here: Line, fault: Fault, is_running: bool)
     assert len(await here.log(job_id)) == (0 if is_running else 1)
 
 
-async def test_a_requeue_happens_once_and_says_so(here: Line, fault: Fault) -> None:
+@pytest.mark.parametrize("only_waiting", [False, True])
+async def test_a_cancel_by_key_happens_once_and_says_so(here: Line, fault: Fault, only_waiting: bool) -> None:
+    (held,) = await here.claimed(1, key="k")
+    ids = await here.enqueue(here.job(key="k"), here.job(key="l"))
+    cancelling = here.near.cancel_keys(
+        ["k", "l", "l", "m"], queue="q", now=here.now, only_waiting=only_waiting
+    )
+    assert await asked_twice(here, "cancel_keys", fault, cancelling) == [1 if only_waiting else 2, 1, 0, 0]
+    assert (await here.get(held.id)).cancel_requested is not only_waiting
+    for job_id in ids:
+        assert [row.outcome for row in await here.log(job_id)] == [Outcome.CANCELLED]
+
+
+@pytest.mark.parametrize("delay", [None, 0, SECOND])
+@pytest.mark.parametrize("keep_counts", [False, True])
+async def test_a_requeue_happens_once_and_says_so(
+    here: Line, fault: Fault, delay: int | None, keep_counts: bool
+) -> None:
     (job,) = await here.claimed(1)
     await here.settle(fail(job))
-    answers = await asked_twice(here, "requeue", fault, here.near.requeue([job.id], now=here.now))
+    (other,) = await here.enqueue(here.job())
+    run_at = None if delay is None else here.now + delay
+    again = here.near.requeue([job.id, other], now=here.now, run_at_us=run_at, keep_counts=keep_counts)
+    answers = await asked_twice(here, "requeue", fault, again)
     stored = await here.get(job.id)
-    assert (stored.state, stored.attempts) == (JobState.READY, 0)
+    assert (stored.state, stored.attempts) == (
+        JobState.SCHEDULED if delay else JobState.READY,
+        int(keep_counts),
+    )
     assert [row.outcome for row in await here.log(job.id)] == [Outcome.DEAD, Outcome.REQUEUED]
-    assert answers == [JobState.READY]
+    assert (answers[0], type(answers[1])) == (stored.state, JobNotDead)
 
 
 # -- a first try that comes late --------------------------------------------------------------------------
@@ -321,6 +344,26 @@ async def test_a_reserve_that_comes_late_leases_nothing(here: Line, fault: Fault
     assert len(await asked_twice(here, "reserve", fault, here.claim(3))) == 3
     arrives_late(here, "reserve")
     assert await here.counts() == {JobState.READY: 6, JobState.INFLIGHT: 3}
+
+
+async def test_a_cancel_by_key_that_comes_late_spares_newer_jobs(
+    here: Line, fault: Fault, arrives_late: Late
+) -> None:
+    await here.enqueue(here.job(key="k"))
+    cancelling = here.near.cancel_keys(["k"], queue="q", now=here.now)
+    assert await asked_twice(here, "cancel_keys", fault, cancelling) == [1]
+    await here.enqueue(here.job(key="k"))
+    arrives_late(here, "cancel_keys")
+    assert await here.counts() == {JobState.READY: 1, JobState.CANCELLED: 1}
+
+
+async def test_settings_that_come_late_are_void(here: Line, fault: Fault, arrives_late: Late) -> None:
+    pausing = here.near.configure("q", QueueSettings(paused=True), now=here.now, fields=["paused"])
+    await asked_twice(here, "configure", fault, pausing)
+    assert (await here.driver.settings("q")).paused
+    await here.driver.configure("q", QueueSettings(max_inflight=2), now=here.now)
+    arrives_late(here, "configure")
+    assert await here.driver.settings("q") == QueueSettings(max_inflight=2)
 
 
 async def test_a_settlement_that_comes_late_is_void(here: Line, fault: Fault, arrives_late: Late) -> None:

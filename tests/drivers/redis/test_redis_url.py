@@ -35,7 +35,7 @@ _WITH_PASSWORD = [
     ("url", "fields"),
     [
         ("redis://", {"kind": "single", "addresses": (Address("localhost", 6379),), "db": 0}),
-        ("redis://", {"prefix": "", "notify": True, "tls": False, "place": "localhost:6379/0"}),
+        ("redis://", {"prefix": "taskharbor:", "notify": True, "tls": False, "place": "localhost:6379/0"}),
         ("redis://", {"wait_replicas": 0, "wait_aof": None, "eviction": "refuse"}),
         ("redis://db.internal:7000/3", {"addresses": (Address("db.internal", 7000),), "db": 3}),
         (f"redis://us%40er:{_PASSWORD}%2F@h", {"user": "us@er", "password": f"{_PASSWORD}/"}),

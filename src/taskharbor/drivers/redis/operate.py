@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from operator import itemgetter
+from typing import get_args
 
 import msgspec
 
-from taskharbor.drivers.contract import JobFilter, JobShare, Page, QueueSettings, QueueStats
+from taskharbor.drivers.contract import JobFilter, JobShare, Page, QueueSettings, QueueStats, SettingsField
 from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.leases import ask_items, job_error
 from taskharbor.drivers.redis.library import Word
@@ -16,7 +17,7 @@ from taskharbor.drivers.redis.records import END, READY, STATES, read_pair, reco
 from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.errors import JobError
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
-from taskharbor.requests import new_id
+from taskharbor.requests import new_id, new_token
 
 _STAYS = 10
 """Added to the state of a job that has not ended."""
@@ -24,25 +25,41 @@ _PORTION = 1000
 """The most jobs of a queue that a listing or a purge reads in one call."""
 
 
-async def cancel(store: RedisStore, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    return await _each(store, "cancel", job_ids, now)
+async def cancel(
+    store: RedisStore, job_ids: Sequence[str], now: Micros, only_waiting: bool
+) -> list[JobState | JobError]:
+    return await _each(store, "cancel", job_ids, now, int(only_waiting))
 
 
-async def requeue(store: RedisStore, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    return await _each(store, "requeue", job_ids, now)
+async def cancel_keys(
+    store: RedisStore, keys: Sequence[str], queue: str, now: Micros, only_waiting: bool
+) -> list[int]:
+    _, *counts = await store.ask("cancel_keys", queue, now, new_token(), int(only_waiting), *keys)
+    return counts
+
+
+async def requeue(
+    store: RedisStore, job_ids: Sequence[str], now: Micros, run_at: Micros | None, keep_counts: bool
+) -> list[JobState | JobError]:
+    return await _each(store, "requeue", job_ids, now, now if run_at is None else run_at, int(keep_counts))
 
 
 async def remove(store: RedisStore, job_ids: Sequence[str]) -> list[JobState | JobError]:
-    return await _each(store, "remove", job_ids, await store.time(), "")
+    return await _each(store, "remove", job_ids, await store.time(), behind_id=("",))
 
 
 async def _each(
-    store: RedisStore, function: str, job_ids: Sequence[str], now: Micros, *behind_id: Word
+    store: RedisStore,
+    function: str,
+    job_ids: Sequence[str],
+    now: Micros,
+    *first: Word,
+    behind_id: tuple[Word, ...] = (),
 ) -> list[JobState | JobError]:
     homes = await store.located(job_ids)
     queues = [homes.get(job_id) for job_id in job_ids]
     words = [(job_id, *behind_id) for job_id in job_ids]
-    codes = await ask_items(store, function, now, words, queues, chain.from_iterable)
+    codes = await ask_items(store, function, now, words, queues, lambda items: chain(first, *items))
     return [_answer(job_id, code) for job_id, code in zip(job_ids, codes, strict=True)]
 
 
@@ -89,7 +106,8 @@ async def purge(store: RedisStore, selection: JobFilter, limit: int) -> int:
 
 
 async def prune_queues(store: RedisStore, now: Micros, limit: int) -> int:
-    keeps = msgspec.structs.astuple(QueueSettings())[-3:]
+    default = msgspec.structs.asdict(QueueSettings())
+    keeps = [default[name] for name in ("keep_done_us", "keep_dead_us", "keep_attempts_us")]
     jobs = rows = 0
     for queue in list(await store.queues()):
         jobs_gone, rows_gone = await store.ask("prune", queue, now, limit - jobs, limit - rows, *keeps)
@@ -101,15 +119,23 @@ async def prune_queues(store: RedisStore, now: Micros, limit: int) -> int:
 # -- settings ---------------------------------------------------------------------------------------------
 
 
-async def configure(store: RedisStore, queue: str, settings: QueueSettings, now: Micros) -> None:
+async def configure(
+    store: RedisStore,
+    queue: str,
+    settings: QueueSettings,
+    now: Micros,
+    fields: Sequence[SettingsField] | None,
+    declares: bool,
+) -> None:
     values: list[Word] = []
-    for name, value in msgspec.structs.asdict(settings).items():
-        if name.startswith("keep_"):
-            values += (name, "ever" if value is None else value)
-        elif value is not None:
-            values += (name, int(value) if isinstance(value, bool) else value)
+    for name in get_args(SettingsField) if fields is None else fields:
+        value = getattr(settings, name)
+        if value is None:
+            value = "ever" if name.startswith("keep_") else ""
+        values += (name, int(value) if isinstance(value, bool) else value)
     await store.register([queue])
-    await store.ask("configure", queue, now, *values)
+    declaration = f"+{settings.declaration}" if declares else ""
+    await store.ask("configure", queue, now, new_token(), declaration, *values)
 
 
 async def settings(store: RedisStore, queue: str) -> QueueSettings:
@@ -118,7 +144,10 @@ async def settings(store: RedisStore, queue: str) -> QueueSettings:
 
 def settings_from(pairs: Sequence[bytes]) -> QueueSettings:
     said = dict(zip(pairs[::2], pairs[1::2], strict=True))
-    values = {name.decode(): None if value == b"ever" else value.decode() for name, value in said.items()}
+    values = {
+        name.decode(): None if name.startswith(b"keep_") and value == b"ever" else value.decode()
+        for name, value in said.items()
+    }
     # Redis has texts only. The types are those of the settings.
     return msgspec.convert(values, QueueSettings, strict=False)
 

@@ -52,7 +52,7 @@ class RedisOptions(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str | None = None
     """Files with this client's certificate and key, for a server that asks for one."""
     tls_verify: bool = True
-    prefix: str = ""
+    prefix: str = "taskharbor:"
     """Put in front of every key."""
     timeout: float = 10.0
     """Seconds of silence after which a connection with a call under way counts as dead."""

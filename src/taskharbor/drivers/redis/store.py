@@ -56,7 +56,7 @@ class RedisStore:
     def __init__(self, options: RedisOptions, library: Library = LIBRARY) -> None:
         self.options = options
         self.prefix = options.prefix
-        self.queues_key = f"{options.prefix}taskharbor:queues"
+        self.queues_key = f"{options.prefix}queues"
         """The hash of all queues: name -> number; no name -> version of the layout."""
         self.numbers: dict[str, int] = {}
         """The known queues and their numbers. A number is never taken back."""

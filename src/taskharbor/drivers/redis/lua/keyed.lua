@@ -1,11 +1,11 @@
 -- Jobs with a key: at most one waits and one is inflight. Flags say which fields of the waiting job a newer request changes. See
 -- UPDATE in layout.lua.
-local DEFAULT_FLAGS = {true, 'no', false, false}
+local DEFAULT_FLAGS = {true, 'no', false, false, false}
 
 -- Change a job by another request for the same key, according to the flags.
 local function apply_update(target, source, flags)
   local old, new = target.head, source.head
-  local is_content, how, is_retry, resets_counts = unpack(flags)
+  local is_content, how, is_retry, resets_counts, is_priority = unpack(flags)
   if is_content then
     old[TYPE], old[BODY_SIZE], old[PAYLOAD_SIZE] = new[TYPE], new[BODY_SIZE], new[PAYLOAD_SIZE]
     target.rest = content(source)
@@ -19,11 +19,13 @@ local function apply_update(target, source, flags)
     set_more(target, BACKOFF_MAX, more(source, BACKOFF_MAX) or nil)
   end
   if resets_counts then old[ATTEMPTS], old[STALLS] = 0, 0 end
+  if is_priority then old[PRIORITY] = new[PRIORITY] end
 end
 
 -- Return the flags of a blocked job after one more request. No request is dropped.
 local function gathered(kept, newer)
-  return {kept[1] or newer[1], newer[2] == 'no' and kept[2] or newer[2], kept[3] or newer[3], kept[4] or newer[4]}
+  local run_at = newer[2] == 'no' and kept[2] or newer[2]
+  return {kept[1] or newer[1], run_at, kept[3] or newer[3], kept[4] or newer[4], kept[5] or newer[5]}
 end
 
 -- Enqueue onto the one job that waits for this key.

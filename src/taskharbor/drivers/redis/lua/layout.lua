@@ -14,7 +14,7 @@
 --            long string and always the last: similar jobs would share a hash and be compared byte by byte
 --
 -- A claim adds a lease in front. An ack removes it and rewrites the front. The rest is copied unread.
-local LAYOUT_VERSION = 3 -- Of all that this file defines, and of the members of sorted sets. A store of another one is refused.
+local LAYOUT_VERSION = 4 -- Of all that this file defines, and of the members of sorted sets. A store of another one is refused.
 local LEASE = '>I1I8I8I2'
 local TOKEN_SIZE = 24
 local FRONT = '>I1I4I8I8I4I1'
@@ -25,8 +25,8 @@ local PLAIN_AT, SEQ_SIZE = 26, 8
 -- Places in the head. KEY and MORE are false where there is none; a job with neither is plain.
 local RUN_AT, PRIORITY, ATTEMPTS, STALLS, MAX_ATTEMPTS, MAX_STALLS = 1, 2, 3, 4, 5, 6
 local CREATED_AT, TYPE, KEY, BODY_SIZE, PAYLOAD_SIZE, MORE = 7, 8, 9, 10, 11, 12
--- Names in MORE, a map of fields that few jobs have. UPDATE is an array of flags: payload, run_at, retry, reset_counts. PROGRESS
--- and RESULT say that the tail is one. SETTLED is the token of the lease that was settled last.
+-- Names in MORE, a map of fields that few jobs have. UPDATE is an array of flags: payload, run_at, retry, reset_counts,
+-- priority. PROGRESS and RESULT say that the tail is one. SETTLED is the token of the lease that was settled last.
 local LAST_ERROR, FAILED_AT, UPDATE, CANCEL_REQUESTED, MERGED_INTO = 'e', 'f', 'u', 'c', 'm'
 local PROGRESS, RESULT, IDEMPOTENCY_KEY, BACKOFF_MIN, BACKOFF_MAX = 'p', 'r', 'i', 'b', 'B'
 local SETTLED = 't'

@@ -110,6 +110,11 @@ local function waiting_state(run_at)
   return run_at > now and SCHEDULED or READY
 end
 
+-- The state of a job for an answer.
+local function state_of(job)
+  return job.state == READY and waiting_state(job.head[RUN_AT]) or job.state
+end
+
 local function is_spent(head)
   return head[ATTEMPTS] + head[STALLS] >= head[MAX_ATTEMPTS]
     or (head[MAX_STALLS] > 0 and head[STALLS] >= head[MAX_STALLS])

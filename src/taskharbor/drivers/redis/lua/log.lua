@@ -90,6 +90,14 @@ local function rows_in(value)
   return count
 end
 
+-- Return true if the job's last row says that it was requeued at `now`.
+local function is_requeued_now(job)
+  local found = job.last_row > 0 and call('XRANGE', attempts, job.last_row, '+', 'COUNT', 1)[1]
+  if not found then return false end
+  local ended_at, outcome = struct.unpack(ENTRY, found[2][2])
+  return ended_at == now and outcome == REQUEUED
+end
+
 -- Return the number to which the row of this job points: the first row in an entry, or 0. nil if the job has no row in this
 -- entry.
 local function row_before(value, id)

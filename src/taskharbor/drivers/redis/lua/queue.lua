@@ -83,3 +83,9 @@ end
 local function is_overtaken(name)
   return call('EXISTS', repeated) == 1 and call('ZSCORE', repeated, name) ~= false
 end
+
+-- The same for calls that seldom occur. Notes a repetition.
+local function is_void(name)
+  if is_again then note_repeated(name) end
+  return not is_again and is_overtaken(name)
+end

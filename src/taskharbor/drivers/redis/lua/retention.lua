@@ -39,7 +39,7 @@ define('remove', {'allow-oom'}, function(_, args)
     end
     job = job or load(waiting_job, id) or load(active_job, id)
     if not job then return NOT_FOUND end
-    return 10 + (job.state == READY and job.head[RUN_AT] > now and SCHEDULED or job.state)
+    return 10 + state_of(job)
   end)
   for state, ids in pairs(chosen) do forget(ended_in(state), ids) end
   return answers
