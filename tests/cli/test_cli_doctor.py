@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,6 +14,7 @@ from taskharbor.client import Client, portal
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import BackendUnavailable
 from taskharbor.testing.broker import running_broker
+from taskharbor_testkit.servers import RedisServer
 
 
 def verdicts(text: str) -> dict[str, str]:
@@ -53,6 +55,65 @@ def test_doctor_does_not_ask_for_a_scope_that_producers_and_workers_do_not_need(
     (write,) = [check for check in checks if check["name"] == "write"]
     assert (write["verdict"], write["advice"]) == ("ok", "")
     assert "which only writers of DataFrames need" in write["found"]
+
+
+_NO = "appendfsync no: a power loss takes all that the operating system has yet to write"
+
+
+@pytest.mark.parametrize(
+    ("config", "rights", "said"),
+    [
+        ({"appendonly": "yes"}, "+@all", {}),
+        ({"appendonly": "no", "save": '""'}, "+@all", {"persistence": "every job dies with the server"}),
+        ({"appendonly": "no", "save": "60 1"}, "+@all", {"persistence": "snapshots only (save 60 1)"}),
+        ({"appendonly": "yes", "appendfsync": "no"}, "+@all", {"persistence": _NO}),
+        ({"appendonly": "yes"}, "-config", {"persistence": "could not tell its appendfsync"}),
+        ({"appendonly": "no"}, "-config", {"persistence": "could not tell if the server writes to disk"}),
+        (
+            {"appendonly": "yes", "maxmemory": "50mb", "maxmemory-policy": "volatile-lru"},
+            "+@all",
+            {"eviction": "deletes staged jobs of bulk writes when its memory is full"},
+        ),
+        (
+            {"appendonly": "yes", "maxmemory-policy": "allkeys-lru"},
+            "+@all",
+            {"eviction": "deletes whole queues when its memory gets a limit (maxmemory) and is full"},
+        ),
+    ],
+)
+def test_doctor_on_redis_says_what_its_server_can_lose(
+    run: Run, config: dict[str, str], rights: str, said: dict[str, str]
+) -> None:
+    with RedisServer.start(config=config) as server:
+        server.execute("ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all", rights)
+        url = server.url.replace("redis://", "redis://app:hunter2@")
+        checks = json.loads(run("doctor", "--json", "--url", url).stdout)["checks"]
+    assert {"persistence", "eviction"} <= {check["name"] for check in checks}
+    warned = {check["name"]: check for check in checks if check["verdict"] != "ok"}
+    assert warned.keys() == said.keys()
+    for name, text in said.items():
+        assert f"{urlsplit(server.url).port}: " in warned[name]["found"]
+        assert text in warned[name]["found"]
+        assert warned[name]["advice"]
+
+
+def test_doctor_on_redis_that_does_not_answer_or_forbids_a_look(run: Run) -> None:
+    """It promises nothing about a server that it has not seen."""
+    told = run("doctor", "--json", "--url", "redis://app:hunter2@127.0.0.1:1/0", code=1).stdout
+    assert {"promises", "schema"}.isdisjoint(verdicts(told))
+    assert json.loads(told)["checks"][-1]["found"] == "127.0.0.1:1/0: Connection refused"
+    assert "hunter2" not in told
+    with RedisServer.start() as server:
+        for name, value in (("maxmemory-policy", "allkeys-lru"), ("maxmemory", "50mb")):
+            server.execute("CONFIG", "SET", name, value)
+        told = run("doctor", "--url", server.url, code=1).stdout
+        assert "set maxmemory-policy noeviction" in told
+        assert "is it running" not in told
+        server.execute("ACL", "SETUSER", "app", "on", ">hunter2", "~*", "&*", "+@all", "-info")
+        url = server.url.replace("redis://", "redis://app:hunter2@")
+        told = run("doctor", "--url", url, code=1).stdout
+    assert "this user lacks a right: it needs INFO" in told
+    assert "hunter2" not in told
 
 
 def test_migrate(run: Run, tmp_path: Path) -> None:

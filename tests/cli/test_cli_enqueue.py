@@ -149,7 +149,10 @@ def test_with_an_app_the_declaration_counts(run: Run, client: Client, tmp_path: 
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        ('{"type": "a", "id": "x", "state": "ready"}', "without its payload: list it with payloads (`list --json --payload`"),
+        (
+            '{"type": "a", "id": "x", "state": "ready"}',
+            "without its payload: list it with payloads (`list --json --payload`",
+        ),
         ('{"type": "a"', "truncated"),
         ('{"type": "a", "quue": "x"}', "quue"),
         ('{"type": "a", "priority": 99999}', "priority 99999"),

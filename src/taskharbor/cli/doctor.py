@@ -1,6 +1,7 @@
 """`taskharbor doctor`: checks the installation and the backend, and gives advice.
 
-It knows drivers by their contract alone, so it works the same on any driver.
+It knows drivers by their contract, so it works the same on any driver. A driver whose server decides if jobs are safe says so by
+`server_findings`; only Redis does.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ async def _examine(settings: Invocation) -> list[Check]:
     scheme = settings.url.partition("://")[0]
     origin = installed_drivers()[scheme].value.partition(":")[0]
     checks.append(Check("driver", "ok", f"{shown_url(settings.url)} by {origin}"))
-    checks.append(_promises(driver))
+    if not hasattr(driver, "server_findings"):
+        checks.append(_promises(driver))
     file = store_file(settings.url)
     if file is not None:
         checks.append(_file(file))
@@ -83,8 +85,10 @@ async def _examine(settings: Invocation) -> list[Check]:
                 checks += [check]
     except (TaskHarborError, OSError) as error:
         # A timeout of the doctor's own is an OSError without a message.
-        found = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
-        checks.append(Check("backend", "fail", found, "is it running, and is the URL right?"))
+        found = str(error) or f"{shown_url(settings.url)}: no answer within {ANSWER_SECONDS:g} s"
+        # A refusal says itself what to do.
+        advice = "" if isinstance(error, InvalidRequest) else "is it running, and is the URL right?"
+        checks.append(Check("backend", "fail", found, advice))
     finally:
         await driver.close()
     return checks
@@ -131,9 +135,15 @@ def _file(file: Path) -> Check:
 
 async def _backend(driver: Driver) -> AsyncIterator[Check]:
     missing = await driver.migrate(dry_run=True)
-    steps = f"{len(missing)} steps to take: {', '.join(missing)}" if missing else "up to date"
-    yield _warning_if("taskharbor migrate" if missing else "", "schema", steps)
+    if missing:
+        steps = f"{len(missing)} steps to take: {', '.join(missing)}"
+        yield Check("schema", "warn", steps, "taskharbor migrate")
     await driver.open()
+    if not missing:
+        yield Check("schema", "ok", "up to date")
+    if hasattr(driver, "server_findings"):
+        for finding in await driver.server_findings():
+            yield _warning_if(*finding)
     best = min([await _timed(driver.settings("default")) for _ in range(5)])
     slow = "every batch waits that long: run workers near the backend" if best > SLOW_ROUND_TRIP else ""
     yield _warning_if(slow, "round trip", f"a read takes {duration_text(best)}")

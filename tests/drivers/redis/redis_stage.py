@@ -118,7 +118,7 @@ class Waits:
 
     def _is_asleep(self, waiting: asyncio.Task[bool], *queues: str) -> bool:
         """It has looked at its queues and waits for a message, or it is over."""
-        shared = self._connections.server_for(keys_of("", queues[0]).channel)._shared
+        shared = self._connections.server_for(keys_of("taskharbor:", queues[0]).channel)._shared
         is_awaited = self.listener.notifications.is_awaited(queues[0])
         return waiting.done() or (is_awaited and (shared is None or not shared._pending))
 

@@ -173,7 +173,7 @@ async def test_a_connection_that_breaks_meanwhile_loses_nothing(it: Claimer, has
 async def test_a_server_that_forgot_the_functions_is_asked_by_other_means(it: Claimer) -> None:
     claim = await it.blocked()
     it.server.execute("FUNCTION", "FLUSH")
-    it.server.execute("XADD", keys_of("", "q")["notify"], "99-0", "m", "")
+    it.server.execute("XADD", keys_of("taskharbor:", "q")["notify"], "99-0", "m", "")
     assert await finish(claim) is None
     await it.other.enqueue([make_record("a")], now=NOW)
     assert await it.reserve() == ["a"]
@@ -198,7 +198,7 @@ async def test_a_counter_that_went_back_only_costs_a_time_out(it: Claimer) -> No
     """Somebody took the counters away and left the stream: the entry is refused, and the jobs are there all the same."""
     await it.other.enqueue([make_record("a"), make_record("b")], now=NOW)
     await it.other.enqueue([make_record("c")], now=NOW)
-    it.server.execute("HDEL", keys_of("", "q")["meta"], "moves")
+    it.server.execute("HDEL", keys_of("taskharbor:", "q")["meta"], "moves")
     await it.other.enqueue([make_record("d")], now=NOW)
     assert await it.reserve() == ["a", "b", "c", "d"]
 
@@ -211,7 +211,7 @@ async def test_what_many_workers_saw_is_not_kept_long(it: Claimer, monkeypatch: 
 
 
 async def test_a_call_that_was_repeated_is_forgotten_in_time(it: Claimer) -> None:
-    meta = keys_of("", "q")["meta"]
+    meta = keys_of("taskharbor:", "q")["meta"]
     await it.other.enqueue([make_record("a")], now=NOW)
     claim = asyncio.create_task(it.reserve())
     await asyncio.sleep(0)

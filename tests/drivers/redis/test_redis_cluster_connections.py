@@ -139,7 +139,7 @@ async def test_a_wait_is_for_all_nodes(cluster: RedisCluster, connections: Redis
     """Also of a queue that has moved."""
 
     async def stir(queue: str) -> None:
-        keys = keys_of("", queue)
+        keys = keys_of("taskharbor:", queue)
         await connections.run(call("stir", keys["meta"], keys.channel))
 
     waits = Waits(connections)

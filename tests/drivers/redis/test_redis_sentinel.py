@@ -63,7 +63,7 @@ async def test_a_refusal_by_a_former_master_leads_to_the_new_one_in_the_call(gro
 async def test_a_failover_in_order_is_followed_by_calls_and_by_those_who_wait(group: RedisSentinels) -> None:
     def listeners(server: RedisServer) -> int:
         try:
-            return int(server.execute("PUBSUB", "NUMSUB", keys_of("", "q").channel)[1])
+            return int(server.execute("PUBSUB", "NUMSUB", keys_of("taskharbor:", "q").channel)[1])
         except redis.ConnectionError:
             return -1
 

@@ -39,7 +39,7 @@ class Bench:
 
     def stir(self, queue: str = "q") -> int:
         """How many heard it."""
-        keys = keys_of("", queue)
+        keys = keys_of("taskharbor:", queue)
         return int(self.server.execute("EVAL", STIR, 1, keys["meta"], keys.channel))
 
     def wait(self, queue: str = "q", now: int = NOW, timeout: float = PATIENCE) -> asyncio.Task[bool]:

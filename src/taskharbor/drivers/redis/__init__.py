@@ -12,6 +12,7 @@ In the order in which a call passes through them:
 - `library` and `lua/`: the functions that run on the server.
 - `listener`: notifications for waiters.
 - `errors`: TaskHarbor's errors for the errors of Redis.
+- `advice`: the servers' settings, for `taskharbor doctor`.
 """
 
 from taskharbor.drivers.redis.driver import RedisDriver

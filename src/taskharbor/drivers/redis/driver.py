@@ -10,7 +10,7 @@ import msgspec
 from taskharbor.bulk.publish_staged import finish_left_behind
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
-from taskharbor.drivers.redis import enqueue, leases, log, operate
+from taskharbor.drivers.redis import advice, enqueue, leases, log, operate
 from taskharbor.drivers.redis.listener import ChannelListener
 from taskharbor.drivers.redis.options import RedisOptions, parse_url
 from taskharbor.drivers.redis.store import RedisStore
@@ -51,6 +51,10 @@ class RedisDriver(Driver):
 
     async def time(self) -> Micros:
         return await self._store.time()
+
+    async def server_findings(self) -> list[advice.Finding]:
+        """Return what the servers' settings mean for the safety of jobs."""
+        return await advice.findings(self._store)
 
     functions: ClassVar[dict[type[op.Operation[Any]], Callable[..., Any]]] = {
         call: getattr(module, name)

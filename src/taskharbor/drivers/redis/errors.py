@@ -34,7 +34,7 @@ _WRONG_URL = {
     "NOAUTH": "the server wants a password: write redis://:password@host or redis://user:password@host",
     "WRONGPASS": _WRONG_PASSWORD,
     "invalid password": _WRONG_PASSWORD,
-    "NOPERM": "this user lacks a right: it needs the commands, the keys and the channels of the queue",
+    "NOPERM": "this user lacks a right: it needs INFO, TIME, and the commands, keys and channels of the queue",
     "without any password configured": "the server has no password, but the URL gives one",
     "cluster support disabled": "the server is not part of a cluster: write redis:// instead of redis+cluster://",
 }

@@ -88,7 +88,7 @@ class RedisStore:
             self._server = server = Server(
                 sentinels.master if sentinels else options.addresses[0], options, self._library
             )
-            info = await _info(server, options.place)
+            info = await server_info(server, options.place)
             check(info, options, options.place)
             if sentinels:
                 watch = sentinels.watch(lambda: server.drop("another server is the master now"))
@@ -99,7 +99,7 @@ class RedisStore:
         self.cluster = cluster = Cluster(options, self._library)
         await cluster.refresh()
         for server in cluster.masters():
-            check(await _info(server, str(server.address)), options, str(server.address))
+            check(await server_info(server, str(server.address)), options, str(server.address))
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -122,6 +122,10 @@ class RedisStore:
                 f"{self.options.place} is not open: await open() first, or use `async with`"
             )
         return self._server
+
+    def servers(self) -> list[Server]:
+        """Return every server that takes changes."""
+        return self.cluster.masters() if self.cluster else [self.server_for(None)]
 
     # -- calls and commands -------------------------------------------------------------------------------
 
@@ -257,7 +261,7 @@ class RedisStore:
 # -- servers that will do -----------------------------------------------------------------------------------
 
 
-async def _info(server: Server, place: str) -> dict[str, str]:
+async def server_info(server: Server, place: str) -> dict[str, str]:
     try:
         (info,) = await server.call([RedisCall("INFO", (), ())])
     except ConnectionLost as error:
