@@ -34,6 +34,7 @@ async def cancel(
 async def cancel_keys(
     store: RedisStore, keys: Sequence[str], queue: str, now: Micros, only_waiting: bool
 ) -> list[int]:
+    counts: list[int]
     _, *counts = await store.ask("cancel_keys", queue, now, new_token(), int(only_waiting), *keys)
     return counts
 
