@@ -18,19 +18,25 @@ from records import make_record
 from taskharbor.bulk import publish_staged
 from taskharbor.bulk.stage import FOLDER, folder_of, new_write
 from taskharbor.bulk.store import BulkStore
-from taskharbor.bulk.tables import Part
+from taskharbor.bulk.tables import Part, Selection, Table
 from taskharbor.drivers.contract import DAY, Ack, Driver, Fail, JobFilter, QueueSettings, QueueStats, RetryAt
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
-from taskharbor.jobs import SECOND, Failure, JobRecord, to_micros
+from taskharbor.jobs import SECOND, Failure, JobRecord, Micros, to_micros
 from taskharbor_testkit import servers
+from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 T = TypeVar("T")
 NOW = 1_800_000_000_000_000
 ODD = 'it\'s \\ 100 % "odd" ☂'
 
-# SQLite has the same rules as memory.
-KINDS = ["memory", pytest.param("sqlite", marks=pytest.mark.slow), "postgres", "redis", "files"]
+EVERYTHING = Selection()
+
+# SQLite has the same rules as memory, and S3 those of files.
+KINDS = [
+    *("memory", "postgres", "redis", "files"),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sqlite", "s3")),
+]
 LOG_KINDS = [*KINDS, "files, small segments"]
 
 record = partial(make_record, now=NOW)
@@ -50,6 +56,8 @@ def fresh_url(kind: str, folder: Path) -> Iterator[str]:
         MemoryDriver.drop(folder.name)
     elif kind == "sqlite":
         yield f"sqlite:///{folder}/jobs.db?durability=normal"
+    elif kind == "s3":
+        yield f"{fresh_s3_url()}&segment_rows=10000"
     else:
         rows = "segment_rows=3&merge=2" if "small" in kind else "segment_rows=10000"
         yield f"file://{folder}/store?sync=off&{rows}"
@@ -68,13 +76,31 @@ def within(url: str, use: Callable[[Driver], Awaitable[T]]) -> T:
 # -- jobs and what became of them -----------------------------------------------------------------------------
 
 
-async def finish(driver: Driver, count: int, name: str = "", *, later: int = 0, queue: str = "plain") -> None:
-    """So many jobs, done at once: as many rows of the log."""
-    now = await driver.time() + later
-    records = [make_record(f"{name}{n}", queue=queue, now=now) for n in range(count)]
-    await driver.enqueue(records, now=now)
-    held = await driver.reserve(queue, limit=count, lease_for=60 * SECOND, now=now, worker="w")
-    assert await driver.settle([Ack(job.id, job.token or "") for job in held], now=now + 1) == [None] * count
+async def finish(
+    driver: Driver,
+    count: int,
+    *,
+    queue: str = "q",
+    now: Micros | None = None,
+    later: Micros = 0,
+    **fields: Any,
+) -> list[str]:
+    """Enqueue, claim and ack so many jobs: as many rows of the log. Their ids."""
+    now = (await driver.time() if now is None else now) + later
+    records = [make_record(queue=queue, now=now, **fields) for _ in range(count)]
+    await driver.enqueue(records, now=now, new_ids=True)
+    done: list[str] = []
+    # Of a queue with shards, one claim may not find them all.
+    while len(done) < count:
+        held = await driver.reserve(queue, limit=count, lease_for=60 * SECOND, now=now, worker="w")
+        assert held
+        assert not any(await driver.settle([Ack(job.id, job.token or "") for job in held], now=now))
+        done += [job.id for job in held]
+    return done
+
+
+def add(url: str, count: int, **options: Any) -> None:
+    within(url, lambda driver: finish(driver, count, **options))
 
 
 async def fill(driver: Driver) -> None:
@@ -125,6 +151,18 @@ def _plain(item: tuple[str, Any]) -> tuple[str, Any]:
     if name.endswith("_at"):
         return f"{name}_us", to_micros(value) if isinstance(value, datetime) else None
     return name, value
+
+
+def selected(store: BulkStore, table: Table, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
+    return rows(store, store.parts(table, selection, parallelism=4))
+
+
+def seqs(store: BulkStore, after: str, until: str, parallelism: int = 3) -> list[int]:
+    return [row["seq"] for row in rows(store, store.between(after, until, parallelism=parallelism))]
+
+
+def every_seq(url: str) -> list[int]:
+    return sorted(row["seq"] for row in within(url, attempts_of))
 
 
 def jobs_in(url: str) -> dict[str, JobRecord]:

@@ -34,7 +34,8 @@ T = TypeVar("T")
 on_postgres = pytest.mark.parametrize("kind", ["postgres"], indirect=True)
 
 _UUID7 = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-_ODD: dict[str, Any] = {"type": 'o\'dd "type" \\', "queue": "other", "headers": {"a": '"\\{}', "b": "ü"}}
+_QUEUE, _STREAM = 'we"ird }{ % ☂\\/UPPER' + "x" * 170, f'odd: {{series}} / "☂" {"y" * 150}'
+_ODD: dict[str, Any] = {"type": 'o\'dd "type" \\', "queue": _QUEUE, "headers": {"a": '"\\{}', "b": "ü"}}
 _ODD |= {"codec": "msgpack", "priority": -7, "run_at_us": NOW + 5_000_000, "timeout_us": 9}
 _ODD |= {"max_attempts": 2, "max_stalls": 3, "backoff_min_us": 5, "backoff_max_us": 6}
 """A value that is no default, for every field that jobs may have in common."""
@@ -80,7 +81,7 @@ def test_a_published_job_is_the_job_that_was_staged(store: BulkStore, url: str) 
         wanted.state = JobState.SCHEDULED if wanted.run_at_us > NOW else JobState.READY
         assert found[wanted.id] == wanted
     assert stats_of(url, "q").counts[JobState.READY] == 3
-    assert stats_of(url, "other").counts[JobState.SCHEDULED] == 1
+    assert stats_of(url, _QUEUE).counts[JobState.SCHEDULED] == 1
 
 
 @pytest.mark.parametrize("fields", [{}, _ODD], ids=["defaults", "odd"])
@@ -192,7 +193,7 @@ def test_who_publish_the_same_write_at_once_or_again_publish_it_once(store: Bulk
 
 def test_a_batch_that_is_done_over_is_published_once(store: BulkStore, url: str, behind: Behind) -> None:
     """A batch of a stream."""
-    first, second = numbered_write("stream/a", 0), numbered_write("stream/a", 1)
+    first, second = numbered_write(_STREAM, 0), numbered_write(_STREAM, 1)
     for write, count in ((first, 3), (second, 2)):
         for attempt in range(2):
             store.stage(write, f"0.{attempt}", [[record() for _ in range(count)]])
@@ -201,7 +202,7 @@ def test_a_batch_that_is_done_over_is_published_once(store: BulkStore, url: str,
     assert store.publish(first, ["0.9"], now=NOW) == 0
     assert len(jobs_in(url)) == 5
     assert not behind.has_staged(first)
-    assert behind.published() == {"stream/a"}
+    assert behind.published() == {_STREAM}
 
 
 def test_an_abandoned_write_leaves_and_takes_nothing(store: BulkStore, url: str, behind: Behind) -> None:

@@ -6,19 +6,28 @@ from collections import Counter
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bulk.stores import LOG_KINDS, ODD, attempts_of, fill, finish, fresh_url, jobs_of, rows, within
+from bulk.stores import (
+    EVERYTHING,
+    LOG_KINDS,
+    ODD,
+    add,
+    attempts_of,
+    fill,
+    fresh_url,
+    jobs_of,
+    rows,
+    selected,
+    within,
+)
 from taskharbor.bulk import read_tables
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import SCHEMAS, Selection, Table
 from taskharbor.drivers.postgres import bulk as reading
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import JobState
-
-EVERYTHING = Selection()
 
 
 @pytest.fixture(scope="module", params=LOG_KINDS)
@@ -28,10 +37,6 @@ def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         within(url, fill)
         with open_store(url) as store:
             yield store
-
-
-def selected(store: BulkStore, table: Table, selection: Selection = EVERYTHING) -> list[dict[str, Any]]:
-    return rows(store, store.parts(table, selection, parallelism=4))
 
 
 def test_attempts_and_jobs_are_those_of_the_driver(filled: BulkStore) -> None:
@@ -104,7 +109,7 @@ def test_many_rows_are_read_in_parallel_and_each_once(
         monkeypatch.setattr(read_tables, name, size)
     monkeypatch.setattr(reading, "_BLOCKS_PER_PART", 2)
     monkeypatch.setattr(reading, "_BLOCKS_PER_STATEMENT", 3)
-    within(url, lambda driver: finish(driver, 800))
+    add(url, 800)
     parts = store.parts("attempts", EVERYTHING, parallelism=4)
     within(url, fill)
     seqs = [row["seq"] for row in rows(store, parts)]

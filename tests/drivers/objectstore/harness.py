@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bulk import stores
 from bulk.stores import within
 from records import NOW, make_record
 from taskharbor.drivers.contract import Ack, Driver
@@ -12,6 +14,8 @@ from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.options import ObjectStoreOptions
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
+
+finish = partial(stores.finish, now=NOW)
 
 
 def driver_on(blobs: Blobs, **options: Any) -> ObjectStoreDriver:
@@ -31,39 +35,12 @@ async def ack(driver: Driver, held: list[JobRecord], now: Micros = NOW) -> None:
     assert answers == [None] * len(held)
 
 
-async def finish(
-    driver: Driver, count: int, *, queue: str = "q", now: Micros = NOW, **fields: Any
-) -> list[str]:
-    """Enqueue, claim and ack so many jobs: as many rows of the log. Their ids."""
-    await driver.enqueue(jobs_of(count, queue=queue, now=now, **fields), now=now, new_ids=True)
-    done: list[str] = []
-    # Of a queue with shards, one claim may not find them all.
-    while len(done) < count:
-        held = await claim(driver, count, queue=queue, now=now)
-        assert held
-        await ack(driver, held, now)
-        done += [job.id for job in held]
-    return done
-
-
 async def counts(driver: Driver, *states: JobState, queue: str = "q", now: Micros = NOW) -> list[int]:
     (stats,) = await driver.stats(now=now, queue=queue)
     return [stats.counts[state] for state in states]
 
 
 # -- stores in files, for bulk reading and writing --------------------------------------------------------------------
-
-
-def add(url: str, count: int, *, later: Micros = 0, **fields: Any) -> list[str]:
-    """Jobs that are done, in segments as far as they can be, and those merged. Their ids."""
-
-    async def work(driver: Driver) -> list[str]:
-        assert isinstance(driver, ObjectStoreDriver)
-        done = await finish(driver, count, now=await driver.time() + later, **fields)
-        await driver.store.settled()
-        return done
-
-    return within(url, work)
 
 
 def waiting(url: str, *queues: str) -> dict[str, int]:

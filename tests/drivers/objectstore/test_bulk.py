@@ -1,28 +1,30 @@
-"""Bulk writing to object stores: shards, queues without room, publishers that die, and bad weather. `tests/bulk` has the
-rest, on a folder too."""
+"""Bulk reading and writing on object stores, with one object per queue and with shards: segments that come and go under a
+reader, queues without room, publishers that die, and bad weather. `tests/bulk` has the rest, on a folder and on S3 too."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bulk.stores import within
+from bulk.stores import EVERYTHING, add, every_seq, rows, selected, seqs, within
 from drivers.objectstore.fake_blobs import LOST_ANSWERS, FaultyBlobs, Weather
 from drivers.objectstore.harness import ack, claim, counts, jobs_of, objects, waiting
-from taskharbor.bulk import publish_staged, stage
-from taskharbor.bulk.stage import new_write, numbered_write
+from taskharbor.bulk import publish_staged, read_tables, stage
+from taskharbor.bulk.stage import new_write
 from taskharbor.bulk.store import BulkStore, open_store
-from taskharbor.bulk.tables import Selection
 from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.objectstore import archive
+from taskharbor.drivers.objectstore.blobs import Blob
 from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
+from taskharbor.drivers.objectstore.local_files import LocalFiles
 from taskharbor.drivers.objectstore.options import StoreURL
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 QUEUES = ("alpha", "beta", "gamma")
 TASKS = ["0.1", "1.1", "2.1"]
@@ -38,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["", "&shards=3"], ids=["one object per queue", "shards"])
 def url(folder: Path, request: pytest.FixtureRequest) -> str:
-    return f"file://{folder}?sync=off{request.param}"
+    return f"file://{folder}?sync=off&segment_rows=5&merge=3{request.param}"
 
 
 @pytest.fixture
@@ -47,24 +49,123 @@ def store(url: str) -> Iterator[BulkStore]:
         yield opened
 
 
-def keyed(count: int, keys: int, **fields: Any) -> list[JobRecord]:
-    """Jobs of which the first 20 share so many keys."""
-    jobs = jobs_of(count, now=1, **fields)
-    for n, job in enumerate(jobs[:20]):
-        job.key = f"k{n % keys}"
-    return jobs
+# -- reading ----------------------------------------------------------------------------------------------
 
 
-def test_staged_jobs_are_seen_once_they_are_published(store: BulkStore, url: str, folder: Path) -> None:
-    """Whatever the queues and the series are called."""
-    queues = ['we"ird }{ % ☂\\', "UPPER/lower", "x" * 190]
-    write = numbered_write(f'odd: {{series}} / "☂" {"y" * 150}', 3)
-    assert store.stage(write, "0.1", [jobs_of(100, queue=queue) for queue in queues]) == 300
-    assert waiting(url, *queues) == dict.fromkeys(queues, 0)
-    for _ in range(2):
-        assert store.publish(write, ["0.1"], now=2) == 300
-        assert waiting(url, *queues) == dict.fromkeys(queues, 100)
-    assert objects(folder, "staging/") == {}
+def test_a_reader_finds_everything_and_writes_nothing(
+    store: BulkStore, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards of a queue are one log."""
+    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 20)
+    add(url, 100)
+    before = objects(folder)
+    cursor = store.limited(store.start(), store.latest(), rows=30)
+    first, rest = seqs(store, store.start(), cursor), seqs(store, cursor, store.latest())
+    assert len(store.between(store.start(), store.latest(), parallelism=4)) == 4
+    (queue,) = selected(store, "queues")
+    assert (queue["queue"], queue["done"], queue["done_total"]) == ("q", 100, 100)
+    jobs = selected(store, "jobs")
+    assert len({job["id"] for job in jobs}) == len(jobs) == 100
+    assert objects(folder) == before
+    assert 0 < len(first) <= 30
+    assert sorted(first + rest) == every_seq(url)
+
+
+def test_only_the_rows_of_a_large_segment_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"file://{folder}?sync=off&segment_rows=5&merge=2"
+    for _ in range(4):
+        add(url, 6, payload=random.randbytes(20_000))
+    starts: list[int] = []
+    read_file = LocalFiles.read
+
+    async def noting(
+        blobs: LocalFiles, name: str, unless: Any = None, size: int | None = None
+    ) -> Blob | None:
+        blob = await read_file(blobs, name, unless, size)
+        if size is not None:
+            starts.append(len(blob.data if blob else b""))
+        return blob
+
+    monkeypatch.setattr(LocalFiles, "read", noting)
+    monkeypatch.setattr(archive, "LARGE", 0)
+    # Whatever of the header the first request brings, the rest is asked for.
+    for beginning in (10, 100, 3000):
+        monkeypatch.setattr(archive, "BEGINNING", beginning)
+        with open_store(url) as store:
+            assert sorted(row["seq"] for row in selected(store, "attempts")) == every_seq(url)
+            assert 0 < sum(starts) < 20_000
+            starts.clear()
+            assert len(selected(store, "jobs")) == 24
+
+
+def test_a_plan_that_was_made_before_a_merge_is_still_read(store: BulkStore, url: str, folder: Path) -> None:
+    for count in (6, 6, 3):
+        add(url, count)
+    planned = store.parts("attempts", EVERYTHING, parallelism=2)
+    between = store.between(store.start(), store.latest(), parallelism=2)
+    jobs = store.parts("jobs", EVERYTHING, parallelism=1)
+    names = set(objects(folder, "/log/"))
+    for _ in range(4):
+        add(url, 6)
+    assert names < set(objects(folder, "/log/"))
+    # Jobs are read as they are now.
+    for parts, count in ((planned, 15), (between, 15), (jobs, 39)):
+        assert len(rows(store, parts)) == count
+
+
+async def commit(driver: Driver, dice: random.Random, rounds: int) -> None:
+    for _ in range(rounds):
+        now = await driver.time()
+        await driver.enqueue(jobs_of(20, now=now, queue=dice.choice(QUEUES)), now=now, new_ids=True)
+        await ack(driver, await claim(driver, dice.randrange(1, 50), queue=dice.choice(QUEUES), now=now), now)
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_reader_stopped_at_random_misses_none(
+    url: str, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 20)
+    within(url, lambda driver: driver.time())
+    seen: list[int] = []
+    with open_store(url) as first:
+        cursor = first.start()
+    with ThreadPoolExecutor(3) as threads:
+        committers = [
+            threads.submit(within, url, lambda driver, n=n: commit(driver, random.Random(seed + n), rounds))
+            for n in range(3)
+        ]
+        is_over = False
+        while not is_over:
+            is_over = all(one.done() for one in committers)
+            with open_store(url) as store:
+                for _ in range(dice.randrange(1, 4)):
+                    most = dice.choice([None, 1, 70, 400])
+                    until = store.limited(cursor, store.latest(), rows=most)
+                    found = seqs(store, cursor, until, parallelism=dice.randrange(1, 5))
+                    assert most is None or len(found) <= most
+                    if dice.random() < 0.3:
+                        # Stopped before it could say that it is done: the same range is read again.
+                        assert sorted(seqs(store, cursor, until)) == sorted(found)
+                    seen += found
+                    cursor = until
+    with open_store(url) as store:
+        seen += seqs(store, cursor, store.latest())
+    assert [one.result() for one in committers] == [None] * 3
+    assert sorted(seen) == every_seq(url)
+    assert len(seen) > 10 * rounds
+
+
+# -- writing ----------------------------------------------------------------------------------------------
+
+
+def keyed(**fields: Any) -> list[JobRecord]:
+    """Fifty jobs, of which the first 20 share ten keys."""
+    return [
+        job for n in range(50) for job in jobs_of(1, now=1, key=f"k{n % 10}" if n < 20 else None, **fields)
+    ]
 
 
 def test_a_task_that_outlives_its_write_leaves_nothing(store: BulkStore, url: str, folder: Path) -> None:
@@ -122,7 +223,7 @@ def half_published(store: BulkStore, url: str, monkeypatch: pytest.MonkeyPatch) 
     """A write of which something can be seen, and something not yet. Half of its jobs have keys that others have too."""
     write = new_write()
     for task, queue in zip(TASKS, QUEUES, strict=True):
-        store.stage(write, task, [keyed(50, 10, queue=queue)])
+        store.stage(write, task, [keyed(queue=queue)])
     monkeypatch.setattr(publish_staged, "BLOB_JOBS", 70)
     publish_blobs = ObjectStoreDriver.publish_blobs
     portions = iter(range(3))
@@ -204,7 +305,7 @@ def test_a_write_in_bad_weather_happens_once(url: str, folder: Path, monkeypatch
 
     def stage_task(store: BulkStore, task: int, attempt: int) -> str:
         name = f"{task}.{attempt}"
-        assert store.stage(write, name, [keyed(50, 10, queue=QUEUES[task % 3], type=f"t{task}")]) == 50
+        assert store.stage(write, name, [keyed(queue=QUEUES[task % 3], type=f"t{task}")]) == 50
         return name
 
     weather = Weather(random.Random(seed), {**LOST_ANSWERS, "unreadable": 0.05})
@@ -221,26 +322,3 @@ def test_a_write_in_bad_weather_happens_once(url: str, folder: Path, monkeypatch
     with open_store(url) as store:
         assert store.publish(write, winners, now=2) == 120
     assert objects(folder, "staging/") == {}
-
-
-def test_a_store_behind_http_is_written_and_read() -> None:
-    url = fresh_s3_url()
-    with open_store(url) as store:
-        write = new_write()
-        store.stage(write, "0.1", [jobs_of(24, payload=b'{"n":1}')])
-        assert store.publish(write, ["0.1"], now=2) == store.publish(write, ["0.1"], now=2) == 24
-
-    async def work(driver: Driver) -> None:
-        while held := await claim(driver, 6):
-            await ack(driver, held)
-
-    within(f"{url}&segment_rows=5", work)
-    with open_store(url) as store:
-        cursor = store.limited(store.start(), store.latest(), rows=10)
-        parts = [
-            store.parts("jobs", Selection(), parallelism=2),
-            store.between(store.start(), cursor, parallelism=2),
-            store.between(cursor, store.latest(), parallelism=2),
-        ]
-        rows = [sum(batch.num_rows for part in some for batch in store.read(part)) for some in parts]
-        assert rows == [24, 10, 14]
