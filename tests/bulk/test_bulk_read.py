@@ -9,19 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bulk.stores import (
-    EVERYTHING,
-    LOG_KINDS,
-    ODD,
-    add,
-    attempts_of,
-    fill,
-    fresh_url,
-    jobs_of,
-    rows,
-    selected,
-    within,
-)
+from bulk.stores import LOG_KINDS, ODD, add, attempts_of, fill, fresh_url, jobs_of, rows, selected, within
 from taskharbor.bulk import read_tables
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import SCHEMAS, Selection, Table
@@ -66,7 +54,7 @@ def test_queues_are_those_of_the_driver(filled: BulkStore) -> None:
 
 def test_every_batch_has_the_declared_schema(filled: BulkStore) -> None:
     for table, schema in SCHEMAS.items():
-        batches = [b for part in filled.parts(table, EVERYTHING, parallelism=2) for b in filled.read(part)]
+        batches = [b for part in filled.parts(table, Selection(), parallelism=2) for b in filled.read(part)]
         assert batches
         for batch in batches:
             assert batch.schema.equals(schema, check_metadata=True)
@@ -110,13 +98,13 @@ def test_many_rows_are_read_in_parallel_and_each_once(
     monkeypatch.setattr(reading, "_BLOCKS_PER_PART", 2)
     monkeypatch.setattr(reading, "_BLOCKS_PER_STATEMENT", 3)
     add(url, 800)
-    parts = store.parts("attempts", EVERYTHING, parallelism=4)
+    parts = store.parts("attempts", Selection(), parallelism=4)
     within(url, fill)
     seqs = [row["seq"] for row in rows(store, parts)]
     # What came after the plan is not in it.
     assert len(seqs) == len(set(seqs)) == 800
     assert len(selected(store, "attempts")) == 804
-    planned = store.parts("jobs", EVERYTHING, parallelism=4)
+    planned = store.parts("jobs", Selection(), parallelism=4)
     assert len(parts) == len(planned) == 4
     by_part = [[row["id"] for row in rows(store, [part])] for part in planned]
     assert kind == "memory" or max(map(len, by_part)) < 400
@@ -128,7 +116,7 @@ def test_many_rows_are_read_in_parallel_and_each_once(
 def test_an_empty_store_has_parts_without_rows(store: BulkStore, url: str) -> None:
     within(url, lambda driver: driver.time())
     for table in SCHEMAS:
-        parts = store.parts(table, EVERYTHING, parallelism=4)
+        parts = store.parts(table, Selection(), parallelism=4)
         assert parts
         assert rows(store, parts) == []
 

@@ -86,11 +86,8 @@ def test_chaos_through_two_brokers_loses_and_doubles_nothing(
     [(fewer(10), 2), pytest.param(fewer(5), 3, marks=pytest.mark.slow)],
     ids=["few", "many"],
 )
-def test_chaos_of_many_writers_loses_and_doubles_nothing(
-    contents: Contents, rounds: int, tmp_path: Path
-) -> None:
-    seed = new_seed()
-    store = f"file://{tmp_path}/store"
+def test_many_writers_lose_and_double_nothing(contents: Contents, rounds: int, tmp_path: Path) -> None:
+    seed, store = new_seed(), f"file://{tmp_path}/store"
     chaos = Chaos(
         ObjectStoreDriver.from_url(store),
         lambda: None,

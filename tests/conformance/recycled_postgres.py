@@ -12,13 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 import psycopg
 from psycopg import sql
 
-from taskharbor_testkit.servers import (
-    PostgresAt,
-    given_or_shared_postgres,
-    postgres_versions,
-    shared_postgres,
-    with_fresh_schema,
-)
+from taskharbor_testkit import servers
 
 TABLES = (
     *("queues", "jobs", "finished", "dead", "idempotency", "attempts", "moves", "swept", "repeated"),
@@ -37,7 +31,7 @@ DELETIONS = 40
 class Recycler:
     """Empty schemas on one server."""
 
-    def __init__(self, server: PostgresAt) -> None:
+    def __init__(self, server: servers.PostgresAt) -> None:
         self._url = server.url
         self._connection = psycopg.connect(server.url, autocommit=True, options="-c lock_timeout=200ms")
         atexit.register(self._connection.close)
@@ -48,7 +42,7 @@ class Recycler:
         for url in self._used[-1:]:
             if self._is_emptied(dict(parse_qsl(urlsplit(url).query))["schema"]):
                 return url
-        self._used.append(with_fresh_schema(self._url))
+        self._used.append(servers.with_fresh_schema(self._url))
         return self._used[-1]
 
     def _is_emptied(self, schema: str) -> bool:
@@ -83,5 +77,7 @@ class Recycler:
 def recycler(*, oldest: bool = False) -> Recycler:
     """On the newest server to be had, or on the oldest."""
     return Recycler(
-        shared_postgres(min(postgres_versions(), default=None)) if oldest else given_or_shared_postgres()
+        servers.shared_postgres(min(servers.postgres_versions(), default=None))
+        if oldest
+        else servers.given_or_shared_postgres()
     )

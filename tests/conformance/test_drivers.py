@@ -13,16 +13,11 @@ import pytest
 from conformance.recycled_postgres import recycler
 from conformance.through_broker import ThroughBroker
 from conformance.tiny_segments import tiny_segments
+from taskharbor_testkit import servers
 from taskharbor_testkit.conformance import CASES, Backend
 from taskharbor_testkit.conformance.backend import Factory, as_backend
 from taskharbor_testkit.conformance.case import Skip, run_case
 from taskharbor_testkit.conformance.machine import Effort, run_machine
-from taskharbor_testkit.servers import (
-    given_or_shared_redis,
-    shared_redis,
-    shared_redis_cluster,
-    with_fresh_prefix,
-)
 from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 _WITHOUT_FUNCTIONS = ("on", ">secret", "~*", "&*", "+@all", "-fcall", "-fcall_ro", "-function")
@@ -30,13 +25,13 @@ _WITHOUT_FUNCTIONS = ("on", ">secret", "~*", "&*", "+@all", "-fcall", "-fcall_ro
 
 def redis_without_functions() -> str:
     """A server that refuses functions to its user: the library's text runs by EVAL."""
-    server = shared_redis()
+    server = servers.shared_redis()
     server.execute("ACL", "SETUSER", "without_functions", *_WITHOUT_FUNCTIONS)
-    return with_fresh_prefix(server.url).replace("redis://", "redis://without_functions:secret@")
+    return servers.with_fresh_prefix(server.url).replace("redis://", "redis://without_functions:secret@")
 
 
 def newest_redis() -> str:
-    return with_fresh_prefix(given_or_shared_redis().url)
+    return servers.with_fresh_prefix(servers.given_or_shared_redis().url)
 
 
 ROWS: dict[str, tuple[Backend | Factory | str, float, list[pytest.MarkDecorator]]] = {
@@ -45,10 +40,18 @@ ROWS: dict[str, tuple[Backend | Factory | str, float, list[pytest.MarkDecorator]
     # What a newer server forgives shows here.
     "postgres_oldest": (lambda: recycler(oldest=True).fresh_url(), 1 / 3, [pytest.mark.slow]),
     "redis": (newest_redis, 1 / 3, []),
-    "redis_oldest": (lambda: with_fresh_prefix(shared_redis("7.0").url), 1 / 3, [pytest.mark.installed]),
+    "redis_oldest": (
+        lambda: servers.with_fresh_prefix(servers.shared_redis("7.0").url),
+        1 / 3,
+        [pytest.mark.installed],
+    ),
     "redis_eval": (redis_without_functions, 1 / 3, [pytest.mark.slow]),
     # Every queue lives on the node that its name leads to.
-    "redis_cluster": (lambda: with_fresh_prefix(shared_redis_cluster().url), 1 / 3, [pytest.mark.slow]),
+    "redis_cluster": (
+        lambda: servers.with_fresh_prefix(servers.shared_redis_cluster().url),
+        1 / 3,
+        [pytest.mark.slow],
+    ),
     "tiny_segments": (tiny_segments, 1 / 3, []),
     # Every handle is a writer of its own.
     "mem": ("mem://{fresh}", 1, [pytest.mark.slow]),

@@ -1,4 +1,4 @@
-"""Attempt logs for tests: rows made by hand, lives made up at random, and lives that drivers really had."""
+"""Attempt logs for tests: rows made by hand, a history of the test laboratory, and lives that drivers really had."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +20,12 @@ from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState, Micros, UpdateFlags
 from taskharbor.spark.lake import Objective
+from taskharbor_testkit.histories.generation import _attempts
+from taskharbor_testkit.histories.plan import make_plan
 
 Row = dict[str, Any]
 
 START = datetime(2026, 3, 1, 22, tzinfo=UTC)
-HOUR = 3600
 INSTANTS = ("created_at", "run_at", "reserved_at", "lease_expires_at", "ended_at")
 NO_LEASE: Row = {"reserved_at": None, "lease_expires_at": None, "worker": None}
 _READY = ("released", "expired", "requeued")
@@ -57,42 +59,15 @@ OBJECTIVES = [
 # -- made up ------------------------------------------------------------------------------------------------------
 
 
-JOBS = 120
-MESSAGES = ("job {n} not found", "no answer in {n} ms from 10.0.0.{n}", "bad value 'x{n}'")
+ROWS = 400
 
 
-def history(jobs: int, seed: int, *, days: float = 0.3) -> list[Row]:
-    """A log in the order of its rows: each job's attempts follow one another, those of different jobs are mixed."""
-    rng = random.Random(seed)
-    rows = [attempt for n in range(jobs) for attempt in _life(rng, n, rng.random() * days * 24 * HOUR)]
-    rows.sort(key=lambda one: (one["ended_at"], one["fence"]))
+def history(seed: int) -> list[Row]:
+    """A clean log of two days, in the order of its rows."""
+    plan = make_plan(ROWS, seed, days=2)
+    batches = _attempts(plan, [pa.record_batch({"unit": pa.array(range(plan.units()))})])
+    rows = sorted((one for batch in batches for one in batch.to_pylist()), key=itemgetter("ended_at"))
     return [one | {"seq": seq} for seq, one in enumerate(rows, 1)]
-
-
-def _life(rng: random.Random, n: int, created: float) -> list[Row]:
-    queue, kind = rng.choice(["default", "mail", "video"]), rng.choice(["send", "resize"])
-    about: Row = {"job_id": f"job-{n:06d}", "queue": queue, "type": kind, "created_at": created}
-    if rng.random() < 0.06:
-        outcome, ended = rng.choice(["cancelled", "merged"]), created + rng.expovariate(1 / 40)
-        return [row(**about, **NO_LEASE, fence=0, ended_at=ended, outcome=outcome)]
-    rows: list[Row] = []
-    due, outcome = created, ""
-    while outcome not in ("done", "dead"):
-        begun = due + rng.expovariate(1 / 40)
-        ended = begun + rng.expovariate(1 / (4000 if rng.random() < 0.01 else 30))
-        outcome = rng.choices(["retried", "dead", "released", "done"], [20, 5, 5, 70])[0]
-        if ended > begun + 120:
-            outcome, ended = "expired", begun + 120 + rng.random() * 400
-        about["fence"] = about.get("fence", 0) + 1
-        lease: Row = {"run_at": due, "reserved_at": begun, "lease_expires_at": begun + 120, "ended_at": ended}
-        if outcome in ("retried", "dead"):
-            lease |= {"error_type": "ValueError", "error_message": rng.choice(MESSAGES).format(n=n)}
-        rows.append(row(**about, **lease, worker=f"w{rng.randrange(4)}", outcome=outcome))
-        due = ended + rng.random() * 20
-        if outcome == "dead" and rng.random() < 0.5:
-            outcome, due = "requeued", ended + rng.random() * 10 * HOUR
-            rows.append(row(**about, **NO_LEASE, run_at=due, ended_at=due, outcome=outcome))
-    return rows
 
 
 # -- of drivers ---------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ SPECULATION = {
 
 def die_midway(folder: str, seed: str, cut: str, doomed: str) -> None:
     sys.path.append(str(Path(__file__).parents[1]))
-    from spark.histories import JOBS, OBJECTIVES, history
+    from spark.histories import OBJECTIVES, history
     from taskharbor.demo.analysis import SMALL
     from taskharbor.spark.lake import Lake, run_pipeline
     from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
@@ -54,7 +54,7 @@ def die_midway(folder: str, seed: str, cut: str, doomed: str) -> None:
             threading.Thread(target=die_writing, daemon=True).start()
 
     spark = local_session("child", master="local[2,4]", settings=SMALL)
-    log = spark.createDataFrame(history(JOBS, int(seed))[: int(cut)], ATTEMPT_COLUMNS).coalesce(1)
+    log = spark.createDataFrame(history(int(seed))[: int(cut)], ATTEMPT_COLUMNS).coalesce(1)
     run_pipeline(spark, Lake(folder), log, name="log", objectives=OBJECTIVES, progress=progress)
 
 

@@ -1,11 +1,15 @@
-"""`spark.read.format("taskharbor")` and `spark.readStream`: tables as they are, and every row of the log once."""
+"""`spark.read.format("taskharbor")` and `spark.readStream`: tables as they are, and every row of the log once. And every kind of
+store through the data source: written, read, streamed and triaged."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import random
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +20,22 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from bulk.stores import fresh_url, within
+from bulk.stores import within
 from drivers.postgres.harness import Raw, log_row
 from records import make_record
 from spark.histories import life_on
-from spark.stores import LogStream, add, load, work_off
-from taskharbor.bulk.stage import wall_clock
+from spark.stores import LogStream, add, below, dying, jobs_in, load, payloads, save, work_off
+from taskharbor.broker.tokens import parse_token
+from taskharbor.bulk import publish_staged
+from taskharbor.bulk.stage import new_write
+from taskharbor.bulk.store import open_store
 from taskharbor.drivers.contract import DAY, Driver, QueueSettings
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.errors import InvalidRequest
+from taskharbor.spark.lake.run import source_name
 from taskharbor.spark.source import TaskHarborDataSource
-
-DONE = 3_000
-
-
-async def _fill(driver: Driver) -> None:
-    now = wall_clock()
-    await driver.configure("mail", QueueSettings(max_inflight=20_000), now=now)
-    mail = [make_record(now=now, queue="mail", type="odd" if n % 2 else "even") for n in range(DONE)]
-    slow = [make_record(f"wait{n}", now=now, queue="slow", headers={"n": str(n)}) for n in range(3)]
-    await driver.enqueue([*mail, *slow], now=now)
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A store with jobs of two queues: most are done, a few wait."""
-    with fresh_url(request.param, tmp_path_factory.mktemp("store")) as url:
-        within(url, _fill)
-        assert work_off(url, queue="mail") == DONE
-        yield url
-
-
-def test_tables_are_read_whole_and_in_parallel(spark: SparkSession, url: str) -> None:
-    log = load(spark, url, table="attempts", parallelism="4")
-    took = F.min(F.col("ended_at") - F.col("reserved_at"))
-    groups = log.groupBy("queue", "outcome", "state", "worker")
-    (found,) = groups.agg(F.count("*"), F.countDistinct("job_id"), took).collect()
-    assert tuple(found)[:-1] == ("mail", "done", "done", "w", DONE, DONE)
-    assert found[-1].total_seconds() == 1
-    jobs = load(spark, url, table="jobs").groupBy("queue", "state").count().collect()
-    assert set(map(tuple, jobs)) == {("mail", "done", DONE), ("slow", "ready", 3)}
-    queues = {one.queue: one for one in load(spark, url, table="queues").collect()}
-    assert (queues["mail"].done, queues["mail"].max_inflight, queues["slow"].ready) == (DONE, 20_000, 3)
-
-
-def test_options_restrict_what_is_read(spark: SparkSession, url: str) -> None:
-    waiting = load(spark, url, table="jobs", queue="slow", state="ready").collect()
-    assert sorted((one.id, one.headers, bytes(one.payload)) for one in waiting) == [
-        (f"wait{n}", f'{{"n":"{n}"}}', b"") for n in range(3)
-    ]
-    odd = load(spark, url, type="odd", since="2020-01-01", until="2100-01-01T00:00:00+02:00")
-    assert odd.count() == DONE // 2
-
+from taskharbor.testing.broker import running_broker
+from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 STORE = {"url": "sqlite:///jobs.db"}
 
@@ -101,9 +69,8 @@ def test_tables_that_change_are_no_streams_and_have_schemas_of_their_own() -> No
 
 
 @pytest.mark.parametrize("hidden", ["postgresql://me:secret@127.0.0.1:1/jobs", "http://secret@127.0.0.1:1"])
-def test_spark_says_what_is_wrong_before_anything_runs_and_a_secret_is_in_no_plan_and_no_message(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str], hidden: str
-) -> None:
+def test_a_secret_is_in_no_plan(spark: SparkSession, capsys: pytest.CaptureFixture[str], hidden: str) -> None:
+    """Nor in a message. Spark says what is wrong before anything runs."""
     with pytest.raises(AnalysisException, match="choose attempts or jobs or queues") as wrong:
         load(spark, hidden, table="leases")
     log = load(spark, hidden)
@@ -119,13 +86,10 @@ def test_spark_says_what_is_wrong_before_anything_runs_and_a_secret_is_in_no_pla
 # -- the attempt log as a stream ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_a_stream_goes_on_where_it_was_takes_no_more_than_it_may_and_says_if_history_left_it_behind(
-    spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+def test_a_stream_goes_on_where_it_was_and_says_what_it_missed(
+    spark: SparkSession, tmp_path: Path, url: str
 ) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db?durability=normal"
-    if kind == "postgres":
-        url = request.getfixturevalue("postgres_url")
+    """It takes no more than it may, and history may have left it behind."""
     stream = LogStream(spark, url, tmp_path, maxRowsPerBatch="10")
     add(url, 25)
     work_off(url)
@@ -136,8 +100,6 @@ def test_a_stream_goes_on_where_it_was_takes_no_more_than_it_may_and_says_if_his
     work_off(url, queue="other")
     assert stream.catch_up() == [7]
     assert stream.column() == Counter(range(1, 33))
-    if kind == "postgres":
-        return
 
     async def forget(driver: Driver) -> None:
         now = await driver.time()
@@ -153,8 +115,7 @@ def test_a_stream_goes_on_where_it_was_takes_no_more_than_it_may_and_says_if_his
         stream.catch_up()
 
 
-def test_a_stream_can_begin_at_the_end_and_take_one_queue_only(spark: SparkSession, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db?durability=normal"
+def test_a_stream_of_one_queue_can_begin_at_the_end(spark: SparkSession, tmp_path: Path, url: str) -> None:
     add(url, 5)
     work_off(url)
     stream = LogStream(spark, url, tmp_path, startingOffsets="latest", queue="mine")
@@ -215,3 +176,104 @@ async def test_eight_committers_and_a_reader_that_is_stopped_at_random_lose_and_
     assert stream.column() == Counter(one.seq for one in log)
     assert set(late) <= set(stream.column())
     assert len(log) > 8 * stages
+
+
+# -- every kind of store ------------------------------------------------------------------------------------------
+
+TOKEN = "hidden-from-everybody-0123456789"
+ROWS = 1_200
+
+
+@pytest.fixture
+def broker_url(tmp_path: Path) -> Iterator[str]:
+    """Of a broker that wants a token and takes small batches, in front of an SQLite file."""
+    store, tokens = f"sqlite:///{tmp_path}/jobs.db?durability=normal", (parse_token(f"spark:admin:{TOKEN}"),)
+    with running_broker(store, tokens=tokens, max_batch=1000) as address:
+        yield address.replace("://", f"://{TOKEN}@")
+
+
+KINDS = ["sqlite", "postgres", "redis", "files", "broker", pytest.param("s3", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(params=KINDS)
+def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a store that has yet to be made. Segments are small, so that there are several."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    if request.param == "files":
+        return f"file://{tmp_path}/store?sync=off&segment_rows=150"
+    if request.param == "s3":
+        return f"{fresh_s3_url()}&segment_rows=150"
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+def test_a_dataframe_becomes_jobs_that_are_read_streamed_and_requeued(
+    small_batches: SparkSession, any_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "taskharbor")
+    spark = small_batches
+    frame = spark.range(0, ROWS, 1, 2).selectExpr("id AS n")
+    save(frame.mapInArrow(dying(partition=1, tries=1), "n long"), any_url, type="t", queue="q")
+    assert payloads(any_url) == list(range(ROWS))
+    assert work_off(any_url, dies=lambda job: json.loads(job.payload)["n"] % 3 == 0) == ROWS
+    log = load(
+        spark, any_url, type="t", since="2020-01-01", until="2100-01-01T00:00:00+02:00", parallelism="4"
+    )
+    (ends,) = log.agg(F.countDistinct("job_id"), F.min(F.col("ended_at") - F.col("reserved_at"))).collect()
+    assert tuple(ends) == (ROWS, timedelta(seconds=1))
+    assert [load(spark, any_url, **{name: "none"}).count() for name in ("type", "queue")] == [0, 0]
+    stream = LogStream(spark, any_url, tmp_path / "stream", maxRowsPerBatch="1000")
+    assert stream.catch_up() == [1000, ROWS - 1000]
+
+    save(below(load(spark, any_url, table="jobs", state="dead", queue="q"), 90), any_url, mode="requeue")
+    # Of those that are done, an object store has most in segments.
+    save(below(load(spark, any_url, table="jobs", state="done", parallelism="4"), 900), any_url, mode="purge")
+    (queue,) = load(spark, any_url, table="queues").collect()
+    assert (queue.queue, queue.ready, queue.dead, queue.done, queue.done_total) == ("q", 30, 370, 200, 800)
+
+    # A requeue and an end for each that was requeued.
+    assert work_off(any_url) == 30
+    assert stream.catch_up() == [60]
+    read = Counter(one.seq for one in load(spark, any_url).collect())
+    assert stream.column() == read
+    assert len(read) == read.total() == ROWS + 60
+    # Neither offsets nor logs tell whose they are.
+    written = (path for path in stream.folder.rglob("*") if path.is_file())
+    assert not any(TOKEN.encode() in path.read_bytes() for path in written)
+    assert TOKEN not in caplog.text
+
+
+def test_a_publisher_may_have_a_wrong_clock(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker refuses calls from clocks that are far off, and Spark's machines have clocks of their own."""
+    with open_store(broker_url) as store:
+        write = new_write()
+        store.stage(write, "0.1", [[make_record(now=1) for _ in range(3)]])
+        monkeypatch.setattr(publish_staged, "wall_clock", lambda: 1)
+        assert store.publish(write, ["0.1"]) == 3
+    assert len(jobs_in(broker_url)) == 3
+
+
+Changes = list[tuple[str, str]]
+S3 = "s3://jobs/one?region=r&endpoint=http://minio:9000&access_key_id=me&secret_access_key=hidden"
+REDIS = "redis://:hidden@host:6379/2?prefix=one:"
+BROKER = "https://hidden@a.example:7433,b.example:7433/jobs?timeout=3"
+POSTGRES = "postgresql://me:hidden@db.example:5432/jobs?schema=th&password=hidden"
+
+
+@pytest.mark.parametrize(
+    ("url", "same", "other"),
+    [
+        (S3, [("hidden", "changed"), ("region=r", "region=s")], [("/one?", "/two?"), ("minio", "other")]),
+        (REDIS, [("hidden", "changed"), ("one:", "one:&timeout=3")], [("one:", "two:"), ("79/2", "79/3")]),
+        (BROKER, [("hidden", "changed"), ("timeout=3", "timeout=4")], [("b.example", "c.example")]),
+        (POSTGRES, [("hidden", "changed"), ("me:hidden@", "")], [("=th", "=other"), ("/jobs?", "/more?")]),
+        ("file:///a/b?sync=off", [("?sync=off", "/")], [("/a/b", "/a/c")]),
+        ("sqlite:////var/jobs.db?timeout=3", [("?timeout=3", "")], [("jobs.db", "more.db")]),
+    ],
+)
+def test_stores_are_told_apart_without_their_secrets(url: str, same: Changes, other: Changes) -> None:
+    name = source_name(url)
+    assert "hidden" not in name
+    assert {source_name(url.replace(*change)) for change in same} == {name}
+    assert name not in {source_name(url.replace(*change)) for change in other}

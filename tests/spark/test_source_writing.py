@@ -101,9 +101,10 @@ def test_an_aborted_write_leaves_nothing(small_batches: SparkSession, either_url
         ("n", {"type": "t", "delay": "1", "run_at": "2030-01-01T00:00:00+00:00"}, "either run_at or delay"),
     ],
 )
-def test_what_is_wrong_with_the_write_is_said_before_a_task_runs(
+def test_a_wrong_write_is_refused(
     url: str, tmp_path: Path, columns: str, options: dict[str, str], reason: str
 ) -> None:
+    """Before a task runs."""
     schema = StructType([StructField(name, StringType()) for name in columns.split()])
     with pytest.raises(ValueError, match=reason):
         TaskHarborDataSource({"url": url} | options).writer(schema, overwrite=False)
@@ -199,9 +200,8 @@ def made(columns: dict[str, Any], **options: str) -> list[JobRecord]:
         ({"queue": pa.array([], pa.string()), "n": pa.array([], pa.int64())}, "json", []),
     ],
 )
-def test_a_payload_is_json_text_bytes_something_to_encode_or_the_columns_that_are_no_fields(
-    columns: dict[str, Any], codec: str, payloads: list[bytes]
-) -> None:
+def test_payloads_of_rows(columns: dict[str, Any], codec: str, payloads: list[bytes]) -> None:
+    """A payload is JSON text, bytes, something to encode, or the columns that are no fields."""
     jobs = made(columns, type="t", codec=codec)
     assert [job.payload for job in jobs] == payloads
     assert {(job.type, job.codec, job.run_at_us) for job in jobs} <= {("t", codec, NOW)}

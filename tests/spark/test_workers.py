@@ -110,9 +110,7 @@ def test_tasks_that_do_not_stop_in_time_are_cancelled_and_their_jobs_run_again(
     assert client.get(job_id).state is JobState.CANCELLED
 
 
-def test_a_dead_task_is_submitted_anew(
-    shipped: SparkSession, client: Client, url: str, tmp_path: Path
-) -> None:
+def test_a_dead_task_is_begun_anew(shipped: SparkSession, client: Client, url: str, tmp_path: Path) -> None:
     folder = tmp_path / "deaths"
     folder.mkdir()
     # The session tries a task three times: with the third death the whole Spark job has failed.

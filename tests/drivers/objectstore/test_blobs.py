@@ -1,12 +1,22 @@
-"""The promises of a store, on every kind: files, memory, and S3 over real HTTP. The probe, and the store's time."""
+"""The promises of a store, on every kind: files, memory, and S3 over real HTTP. The probe, and the store's time. And files among
+processes that write at once, some of which are killed in the middle."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
+import os
+import random
 import secrets
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,18 +25,10 @@ from drivers.objectstore.marks import add, all_marks, marks_object
 from needing import Entered
 from records import present
 from taskharbor.clock import FakeClock
-from taskharbor.drivers.objectstore.blobs import (
-    ASK_EVERY,
-    Blob,
-    Blobs,
-    Conflict,
-    Data,
-    StoreTime,
-    Unclear,
-    Version,
-    probe,
-    steady_us,
-)
+from taskharbor.drivers.objectstore import blobs as store
+from taskharbor.drivers.objectstore import local_files
+from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Conflict, Data, Unclear, Version, probe
+from taskharbor.drivers.objectstore.local_files import LocalFiles
 from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import SECOND, Micros
@@ -258,12 +260,12 @@ async def test_a_bucket_that_is_not_there_is_named(s3: S3Server) -> None:
 
 
 async def test_nobody_at_the_address_is_reported_in_a_few_tries() -> None:
-    options = "endpoint=http://127.0.0.1:9&allow_http=on&access_key_id=a&secret_access_key=b&region=r"
+    options = "endpoint=http://127.0.0.1:9&allow_http=on&access_key_id=a&secret_access_key=hidden&region=r"
     async with opened(f"s3://b/p?{options}") as blobs:
-        with pytest.raises(BackendUnavailable):
-            await blobs.read("a")
-        with pytest.raises(Unclear):
-            await blobs.write("a", b"", None)
+        for kind, call in ((BackendUnavailable, blobs.read("a")), (Unclear, blobs.write("a", b"", None))):
+            with pytest.raises(kind) as error:
+                await call
+            assert "hidden" not in str(error.value)
 
 
 # -- the store's time -------------------------------------------------------------------------------------
@@ -285,7 +287,7 @@ class Machine(HeldBlobs):
         self.offset = offset
         self.steady, self.clock = FakeClock(), FakeClock()
         self.asked = 0
-        self.time = StoreTime(self, self.clock, self.steady.now)
+        self.time = store.StoreTime(self, self.clock, self.steady.now)
 
     async def now(self) -> Micros | None:
         self.asked += 1
@@ -300,7 +302,7 @@ async def test_a_difference_that_cannot_be_told_is_none(offset: Micros | None) -
 
 async def test_a_wrong_clock_is_corrected_and_one_that_was_set_is_noticed() -> None:
     machine = Machine(-3600 * SECOND)
-    for seconds, asked in ((0, 1), *[(1, 1)] * 100, (ASK_EVERY / SECOND, 2)):
+    for seconds, asked in ((0, 1), *[(1, 1)] * 100, (store.ASK_EVERY / SECOND, 2)):
         machine.steady.advance(seconds)
         machine.clock.advance(seconds)
         assert await machine.time.now() == machine.steady.now() - 3600 * SECOND
@@ -311,5 +313,119 @@ async def test_a_wrong_clock_is_corrected_and_one_that_was_set_is_noticed() -> N
 
 
 def test_the_steady_clock_never_goes_back() -> None:
-    times = [steady_us() for _ in range(100)]
+    times = [store.steady_us() for _ in range(100)]
     assert times == sorted(times)
+
+
+# -- files under what files suffer --------------------------------------------------------------------------
+
+
+on_files = pytest.mark.parametrize("url", ["file"], indirect=True)
+PROGRAM = Path(__file__).with_name("writing_processes.py")
+
+
+def processes(story: str, folder: Path, *numbers: int) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, PROGRAM, story, folder, *map(str, numbers)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "victims", "increments"),
+    [(6, 0, 15), (6, 4, 15), pytest.param(12, 9, 100, marks=pytest.mark.slow)],
+)
+def test_confirmed_writes_survive_kills(tmp_path: Path, count: int, victims: int, increments: int) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    found = processes("many", tmp_path, count, victims, increments, seed)
+    assert found["codes"] == [0] * (count - victims)
+    confirmed = found["confirmed"]
+    assert len(confirmed) == len(set(confirmed)) >= (count - victims) * increments
+    # A victim may have died between its last write and the word of it.
+    assert max(confirmed) <= found["number"] <= len(confirmed) + victims
+
+
+def test_a_writer_killed_at_any_step_leaves_the_old_content_or_the_new_one(tmp_path: Path) -> None:
+    found = processes("kill_points", tmp_path)
+    assert found["points"] > 5, found
+    assert found["steps"][-1] == 1, found
+    # Dead before the rename, nothing has changed; dead after it, all has.
+    assert 0 in found["steps"]
+    assert 1 in found["steps"][:-1]
+
+
+async def test_what_killed_writers_left_behind_is_swept_away_in_time(tmp_path: Path) -> None:
+    unfinished = tmp_path / ".taskharbor" / "unfinished"
+    old, young = unfinished / "old", unfinished / "young"
+    unfinished.mkdir(parents=True)
+    for file in (old, young):
+        file.write_bytes(b"")
+    long_ago = time.time() - 4000
+    os.utime(old, (long_ago, long_ago))
+    async with opened(f"file://{tmp_path}") as blobs:
+        await blobs.put("a", b"x")
+    assert list(unfinished.iterdir()) == [young]
+
+
+@on_files
+async def test_a_lock_never_given_back_is_reported(
+    blobs: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_files, "_LOCK_WITHIN", 0.05)
+    version = await blobs.write("a", b"x", None)
+    (lock,) = (tmp_path / "store" / ".taskharbor" / "locks").iterdir()
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BackendUnavailable, match="is it stopped"):
+            await blobs.write("a", b"y", version)
+        assert await blobs.read("a") == Blob(b"x", version), "reading needs no lock"
+    await blobs.write("a", b"y", version)
+
+
+@on_files
+async def test_a_store_removed_under_an_open_handle_is_made_again(blobs: Blobs, tmp_path: Path) -> None:
+    await blobs.write("a/b", b"x", None)
+    shutil.rmtree(tmp_path / "store")
+    assert await blobs.read("a/b") is None
+    await blobs.write("a/b", b"y", None)
+
+
+@on_files
+async def test_files_of_others_and_names_that_lead_elsewhere_are_refused(
+    blobs: Blobs, tmp_path: Path
+) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "a").write_bytes(b"a letter")
+    with pytest.raises(BackendUnavailable, match="was not written by TaskHarbor"):
+        await blobs.read("a")
+    for name in ("../a", "a/../b", ".hidden", "/etc/passwd", "", "a//b"):
+        with pytest.raises(InvalidRequest, match="not a name"):
+            await blobs.put(name, b"")
+    async with opened(f"file://{tmp_path}/store/a/store") as nowhere:
+        with pytest.raises(BackendUnavailable, match="rights to write"):
+            await nowhere.write("a", b"", None)
+
+
+async def test_a_write_that_a_folder_refused_is_made_again_however_many_followed(tmp_path: Path) -> None:
+    """A folder gets every write once, so its refusal is certain: nothing of the write has landed, whatever the object forgot."""
+
+    class Crowded(LocalFiles):
+        others = 70
+
+        async def write(self, name: str, data: Data, known: Version | None) -> Version:
+            others, self.others = self.others, 0
+            crowd = marks_object(LocalFiles(tmp_path, sync=False))
+            for number in range(others):
+                await crowd.change(add(f"other {number}"))
+            return await super().write(name, data, known)
+
+    assert await marks_object(Crowded(tmp_path, sync=False)).change(add("mark")) == 70
+    marks = await marks_object(LocalFiles(tmp_path)).look(all_marks)
+    assert (len(marks), marks.count("mark")) == (71, 1)

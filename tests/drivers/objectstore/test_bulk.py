@@ -121,9 +121,8 @@ async def commit(driver: Driver, dice: random.Random, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [6, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_reader_stopped_at_random_misses_none(
-    url: str, monkeypatch: pytest.MonkeyPatch, rounds: int
-) -> None:
+def test_a_reader_that_stops_misses_none(url: str, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """Wherever it is stopped."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -162,10 +161,9 @@ def test_a_reader_stopped_at_random_misses_none(
 
 
 def keyed(**fields: Any) -> list[JobRecord]:
-    """Fifty jobs, of which the first 20 share ten keys."""
-    return [
-        job for n in range(50) for job in jobs_of(1, now=1, key=f"k{n % 10}" if n < 20 else None, **fields)
-    ]
+    """Fifty jobs: ten keys, each shared by two of them, and thirty without a key."""
+    keys = [*(f"k{n}" for n in range(10)), None, None, None]
+    return [job for key in keys for job in jobs_of(10 if key is None else 2, now=1, key=key, **fields)]
 
 
 def test_a_task_that_outlives_its_write_leaves_nothing(store: BulkStore, url: str, folder: Path) -> None:

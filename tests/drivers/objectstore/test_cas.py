@@ -301,13 +301,6 @@ async def test_raising_an_epoch_survives_every_fault_and_keeps_the_state(stage: 
 # -- what is around a state -------------------------------------------------------------------------------
 
 
-async def test_a_foreign_object_is_refused_and_left_alone(stage: Stage) -> None:
-    stage.held.keep(NAME, b"somebody's holiday pictures")
-    with pytest.raises(BackendUnavailable, match="is damaged, or not what TaskHarbor has written"):
-        await stage.cas.change(add("a"))
-    assert stage.held.objects[NAME].data == b"somebody's holiday pictures"
-
-
 async def test_a_state_that_grows_large_is_warned_about_once(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,15 +16,9 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import HealthCheck, Phase, note, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from drivers.objectstore.fake_blobs import STORM, Faults, FaultyBlobs, HeldBlobs, Weather
 from drivers.objectstore.marks import NAME, FixedTerm, Marks, VirtualLoop, add_by_run, all_marks
@@ -237,7 +231,7 @@ STORMY = settings(
 
 @pytest.mark.parametrize("examples", [60, pytest.param(400, marks=pytest.mark.slow)])
 def test_nothing_is_lost_doubled_or_guessed_in_a_storm(examples: int) -> None:
-    run_state_machine_as_test(CasMachine, settings=settings(STORMY, max_examples=examples))
+    stateful.run_state_machine_as_test(CasMachine, settings=settings(STORMY, max_examples=examples))
 
 
 # -- planted bugs -----------------------------------------------------------------------------------------
@@ -318,7 +312,7 @@ class AnswersWithTheLastRun(CasObject[Marks]):
 def test_the_storm_finds_an_object_that(planted: type[CasObject[Marks]], faults: Faults) -> None:
     machine = type(f"{planted.__name__}Machine", (CasMachine,), {"object_class": planted, "faults": faults})
     with pytest.raises((AssertionError, ExceptionGroup)):
-        run_state_machine_as_test(
+        stateful.run_state_machine_as_test(
             machine,
             settings=settings(
                 STORMY, max_examples=1500, derandomize=True, phases=[Phase.generate], database=None

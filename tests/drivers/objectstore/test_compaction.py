@@ -54,6 +54,19 @@ async def rows_in(driver: ObjectStoreDriver, *tables: str) -> list[int]:
     return await driver.store.shards_of("q")[0].look(count)
 
 
+async def archived(driver: ObjectStoreDriver, count: int = 10) -> list[str]:
+    """The ids of so many jobs that have ended and left the image."""
+    done = await finish(driver, count)
+    await driver.store.settled()
+    return done
+
+
+async def found(driver: ObjectStoreDriver) -> tuple[int, int]:
+    """The numbers of jobs and of rows of the log, wherever they are."""
+    page = await driver.list_jobs(JobFilter(), now=NOW, limit=100)
+    return len(page.jobs), len((await driver.read_attempts()).attempts)
+
+
 async def entries_of(driver: ObjectStoreDriver) -> list[image.Entry]:
     return await driver.store.shards_of("q")[0].look(entries)
 
@@ -64,14 +77,12 @@ def segments_there(blobs: HeldBlobs) -> list[str]:
 
 async def test_ended_jobs_go_to_segments_which_are_merged(blobs: HeldBlobs, clock: FakeClock) -> None:
     async with driver_on(blobs, **FEW) as driver:
-        ids = await finish(driver, 10)
-        await driver.store.settled()
+        ids = await archived(driver)
         assert await rows_in(driver, "jobs", "attempts", "payloads", "results") == [0, 0, 0, 0]
         (again,) = await driver.enqueue([make_record(ids[3])], now=NOW, new_ids=True)
         assert again.existed, "a repeated enqueue of a job that has ended made a second one"
         for _ in range(2):
-            await finish(driver, 10)
-            await driver.store.settled()
+            await archived(driver)
         assert [entry.level for entry in await entries_of(driver)] == [1]
         assert len(segments_there(blobs)) == 4, "somebody may still be reading the three that were merged"
         clock.advance(3600)
@@ -79,8 +90,7 @@ async def test_ended_jobs_go_to_segments_which_are_merged(blobs: HeldBlobs, cloc
         await driver.store.settled()
         assert len(segments_there(blobs)) == 1
         assert await rows_in(driver, "loose_segments") == [0]
-        assert len((await driver.list_jobs(JobFilter(), now=NOW, limit=100)).jobs) == 31
-        assert len((await driver.read_attempts()).attempts) == 30
+        assert await found(driver) == (31, 30)
 
 
 class DiesBeforeItIsInPlace(HeldBlobs):
@@ -102,13 +112,13 @@ class DiesBeforeItIsInPlace(HeldBlobs):
             await super().delete(names)
 
 
-async def test_a_crash_before_a_segment_is_in_place_loses_nothing_and_the_orphan_is_removed(
+async def test_a_crash_loses_nothing(
     blobs: HeldBlobs, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Before a segment is in place. The orphan is removed."""
     dying = DiesBeforeItIsInPlace()
     async with driver_on(dying, **FEW) as driver:
-        ids = await finish(driver, 10)
-        await driver.store.settled()
+        ids = await archived(driver)
         assert "could not be compacted" in caplog.text
         (orphan,) = segments_there(dying)
     blobs.objects = dying.objects
@@ -130,16 +140,14 @@ async def test_two_handles_that_compact_at_once_keep_one_segment(blobs: HeldBlob
         await asyncio.gather(one.stats(now=NOW), two.stats(now=NOW))
         await asyncio.gather(one.store.settled(), two.store.settled())
         for driver in (one, two):
-            assert len((await driver.list_jobs(JobFilter(), now=NOW, limit=100)).jobs) == 20
-            assert len((await driver.read_attempts()).attempts) == 20
+            assert await found(driver) == (20, 20)
         assert len(segments_there(blobs)) == 1
 
 
 async def test_a_segment_whose_jobs_are_gone_is_rewritten_without_them(blobs: HeldBlobs) -> None:
     async with driver_on(blobs, **FEW) as driver:
         await driver.configure("q", QueueSettings(keep_done_us=SECOND, keep_attempts_us=None), now=NOW)
-        await finish(driver, 10)
-        await driver.store.settled()
+        await archived(driver)
         assert await driver.prune(now=NOW + 2 * SECOND, limit=4) == 4
         assert await driver.prune(now=NOW + 2 * SECOND) == 6
         await driver.store.settled()
@@ -170,18 +178,16 @@ async def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() 
 async def test_a_job_that_is_removed_twice_in_a_call_takes_no_other_with_it(blobs: HeldBlobs) -> None:
     """The other one was hidden, and its id was accepted anew."""
     async with driver_on(blobs, **FEW) as driver:
-        first, *others = await finish(driver, 10)
-        await driver.store.settled()
+        first, *others = await archived(driver)
         assert await driver.remove([first, first]) == [DONE, DONE]
-        found = await driver.get([first, *others], now=NOW)
-        assert [job is not None for job in found] == [False, *[True] * 9]
+        left = await driver.get([first, *others], now=NOW)
+        assert [job is not None for job in left] == [False, *[True] * 9]
         assert await counts(driver, DONE) == [9]
 
 
 async def test_a_segment_that_somebody_removed_is_named_in_the_error(blobs: HeldBlobs) -> None:
     async with driver_on(blobs, **FEW) as driver:
-        await finish(driver, 10)
-        await driver.store.settled()
+        await archived(driver)
     (name,) = segments_there(blobs)
     del blobs.objects[name]
     async with driver_on(blobs, **FEW) as driver:
@@ -190,7 +196,7 @@ async def test_a_segment_that_somebody_removed_is_named_in_the_error(blobs: Held
         assert len(await driver.stats(now=NOW)) == 1, "what is in the state does not depend on it"
 
 
-@pytest.mark.parametrize("how", ["cut short", "another object of the store"])
+@pytest.mark.parametrize("how", ["cut short", "another object of the store", "not ours"])
 async def test_a_damaged_queue_keeps_nobody_from_the_others(blobs: HeldBlobs, how: str) -> None:
     async with driver_on(blobs, **FEW) as driver:
         for queue in ("a", "b"):
@@ -199,7 +205,9 @@ async def test_a_damaged_queue_keeps_nobody_from_the_others(blobs: HeldBlobs, ho
             await driver.enqueue([make_record(f"{queue}1", queue=queue)], now=NOW)
             await claim(driver, queue=queue)
     name = state_name("a", 0)
-    blobs.keep(name, blobs.objects[name].data[:1000] if how == "cut short" else blobs.objects["catalog"].data)
+    state, catalog = blobs.objects[name].data, blobs.objects["catalog"].data
+    damaged = {"cut short": state[:1000], "not ours": b"holiday pictures"}.get(how, catalog)
+    blobs.keep(name, damaged)
     later = NOW + 5 * SECOND
     async with driver_on(blobs, **FEW) as driver:
         for sweep in (driver.prune(now=later), driver.reclaim(now=later)):
@@ -217,6 +225,7 @@ async def test_a_damaged_queue_keeps_nobody_from_the_others(blobs: HeldBlobs, ho
         with pytest.raises(BackendUnavailable, match=name):
             await driver.purge(JobFilter())
         assert await counts(driver, JobState.CANCELLED, queue="b", now=later) == [0]
+    assert blobs.objects[name].data == damaged, "nobody wrote over it"
 
 
 # -- single segments ------------------------------------------------------------------------------------------
@@ -238,16 +247,13 @@ def built(ends: Sequence[int]) -> tuple[Image, Entry, bytes]:
 
 
 def test_an_object_that_is_no_segment_is_refused() -> None:
-    with pytest.raises(BackendUnavailable, match="here is damaged, or not a segment"):
-        Segment(b"something else", "here", "q")
     _, entry, data = built([NOW])
     for read in (Segment.rows, Segment.jobs):
         with pytest.raises(BackendUnavailable, match="here holds queue 'q' and belongs to 'r'"):
             read(Segment(data, "here", "r"), entry)
-    with pytest.raises(BackendUnavailable, match="here is damaged"):
-        Segment(data[:-20], "here", "q").jobs(entry)
-    with pytest.raises(BackendUnavailable, match="here is damaged"):
-        Segment(data[:7], "here", "q")
+    for damaged in (b"something else", data[:7], data[:-20]):
+        with pytest.raises(BackendUnavailable, match="here is damaged, or not a segment"):
+            Segment(damaged, "here", "q").jobs(entry)
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,14 +1,16 @@
-"""The queues of a store: batches, shards, states that grow too large, deaths and their notices, and a broker that leads."""
+"""A handle on a store: its URL and options, batches, shards, states that grow too large, deaths and their notices, and a broker
+that leads."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import Any
 
 import pytest
 
 from drivers.objectstore.fake_blobs import FaultyBlobs, HeldBlobs, Weather
-from drivers.objectstore.harness import ack, claim, counts, driver_on, jobs_of
+from drivers.objectstore.harness import ack, claim, counts, driver_on, finish, jobs_of
 from drivers.objectstore.marks import FixedTerm
 from needing import Entered
 from records import NOW, make_record, present
@@ -17,7 +19,9 @@ from taskharbor.drivers.engine import inspect
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.objectstore import ObjectStoreDriver, queue
 from taskharbor.drivers.objectstore.catalog import state_name
+from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor.drivers.objectstore.queue import Store
+from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
 from taskharbor_testkit.waits import waits_of
@@ -89,6 +93,7 @@ async def test_a_waiting_handle_sees_the_jobs_of_another_process(blobs: HeldBlob
 
 
 async def test_shards_are_one_queue_to_its_callers(sharded: ObjectStoreDriver, blobs: HeldBlobs) -> None:
+    """The conformance kit shows the rest: `test_objectstore_sharded`."""
     jobs = [make_record(priority=n % 3) for n in range(45)]
     ids = [job.id for job in jobs]
     await sharded.enqueue(jobs, now=NOW, new_ids=True)
@@ -99,21 +104,6 @@ async def test_shards_are_one_queue_to_its_callers(sharded: ObjectStoreDriver, b
     first, rest = await claim(sharded, 30), await claim(sharded, 30)
     assert (len(first), len(rest)) == (30, 15), "a claim goes round the shards until it has enough"
     assert [job.priority for job in first] == sorted((job.priority for job in first), reverse=True)
-    await ack(sharded, first + rest)
-    await sharded.store.settled()
-    listed: list[str] = []
-    cursor: str | None = None
-    while cursor or not listed:
-        page = await sharded.list_jobs(JobFilter(), now=NOW, limit=7, cursor=cursor)
-        listed += [job.id for job in page.jobs]
-        cursor = page.cursor
-    assert listed == ids[::-1], "newest accepted first"
-    rows: list[str] = []
-    after: str | None = None
-    while (log := await sharded.read_attempts(after=after, limit=7)).attempts:
-        rows += [row.job_id for row in log.attempts]
-        after = log.cursor
-    assert sorted(rows) == sorted(ids)
 
 
 async def test_w_is_divided_and_never_exceeded_by_the_queue(sharded: ObjectStoreDriver) -> None:
@@ -136,28 +126,6 @@ async def test_jobs_of_a_key_meet_and_an_id_is_known_in_every_shard(sharded: Obj
         (again,) = await sharded.enqueue([make_record(first.id, key=f"{name}2")], now=NOW)
         assert (again.id, again.existed) == (first.id, True)
     assert len(await claim(sharded, 100)) == 10
-
-
-async def test_deaths_are_told_and_retention_and_purge_reach_every_shard(sharded: ObjectStoreDriver) -> None:
-    await sharded.configure("q", QueueSettings(failure_queue="failed", keep_dead_us=0), now=NOW)
-    await sharded.enqueue(jobs_of(12), now=NOW)
-    held = await claim(sharded, 12)
-    await sharded.settle([Fail(job.id, job.token or "", 1, BOOM) for job in held], now=NOW)
-    assert await counts(sharded, READY, queue="failed") == [12]
-    assert await sharded.purge(JobFilter(queue="q"), limit=5) == 5
-    assert await sharded.prune(now=NOW + SECOND, limit=100) == 7
-
-
-async def test_a_waiter_hears_of_any_shard(sharded: ObjectStoreDriver) -> None:
-    async with sharded.clone() as other:
-        wait = waits_of(other)
-        for _ in range(6):
-            while await wait(["q"], now=NOW, timeout=0):
-                pass
-            waiter = asyncio.create_task(wait(["q"], now=NOW, timeout=30))
-            await asyncio.sleep(0)
-            await sharded.enqueue([make_record()], now=NOW)
-            assert await waiter
 
 
 async def test_a_damaged_shard_keeps_nobody_from_others(sharded: ObjectStoreDriver, blobs: HeldBlobs) -> None:
@@ -267,7 +235,7 @@ async def test_a_crash_before_a_notice_is_delivered_loses_none(blobs: HeldBlobs,
         assert await counts(one, DEAD) == [1]
 
 
-async def test_a_handle_whose_delivery_failed_tries_again_by_itself(
+async def test_a_failed_delivery_is_tried_again(
     driver: ObjectStoreDriver, failing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "_DELIVER_AGAIN", 0.0)
@@ -282,9 +250,7 @@ async def test_a_handle_whose_delivery_failed_tries_again_by_itself(
     assert len(await notices(driver)) == 1
 
 
-async def test_a_claim_is_answered_if_nobody_can_be_told(
-    driver: ObjectStoreDriver, failing: list[str]
-) -> None:
+async def test_a_claim_whose_notice_fails_is_answered(driver: ObjectStoreDriver, failing: list[str]) -> None:
     """The jobs are leased by then: nobody would run them, and each claim that failed would let more of them die."""
     await driver.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
     await driver.enqueue(jobs_of(2, max_attempts=1), now=NOW)
@@ -309,3 +275,88 @@ async def test_a_leader_answers_from_memory(driver: ObjectStoreDriver, weather: 
     assert await driver.reclaim(now=NOW) == 0
     assert (await driver.read_attempts()).attempts == []
     assert (weather.reads, weather.writes) == (reads, writes)
+
+
+# -- URLs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("s3://bucket/some/prefix?region=eu-central-1", "s3://bucket/some/prefix"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://b/p/?endpoint=http://me:hidden@127.0.0.1:9000", "s3://b/p at 127.0.0.1:9000"),
+        ("gs://bucket/p", "gs://bucket/p"),
+        ("az://container/p?account_name=a&account_key=aGlkZGVu", "az://container/p"),
+        ("file:///var/lib/x%20y", "file:///var/lib/x y"),
+        ("mem://name", "mem://name"),
+        ("mem://", "mem://"),
+    ],
+)
+def test_a_store_is_named_without_its_secrets_and_lasts_unless_in_memory(url: str, place: str) -> None:
+    driver = connect(url)
+    assert isinstance(driver, ObjectStoreDriver)
+    assert driver.capabilities.durable is driver.capabilities.multi_process is not url.startswith("mem")
+    assert str(parse_url(url)) == place
+    # A private store in memory has a number besides, which tells it from others.
+    assert parse_url(url).open().place.partition("#")[0] == place
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("ftp://x", "not an object-store URL"),
+        ("s3:///prefix", "write it like s3://bucket"),
+        ("s3://b/a/../b", "write it like s3://bucket"),
+        ("s3://key:hidden@bucket", "no user and password"),
+        ("s3://b?allow_http=yes", "choose on or off"),
+        ("s3://b?timeout=never", "seconds between"),
+        ("file://relative/path", "write it like file:///"),
+        ("mem://a/b", "write it like mem://name"),
+        ("s3://b/p#x", "no part after #"),
+        ("s3://b/p?colour=red", r"'colour'.*region"),
+        ("file:///p?region=r", "'region'"),
+        ("mem://name?shards=0", "shards"),
+        ("mem://name?poll=-1", "poll"),
+        ("mem://name?segment_rows=0", "segment_rows"),
+        ("mem://name?merge=1", "merge"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_the_right_one(url: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refusal:
+        parse_url(url)
+    assert "hidden" not in str(refusal.value)
+
+
+async def test_memory_is_shared_by_name_and_otherwise_private() -> None:
+    name = f"mem://{secrets.token_hex(6)}"
+    async with connect(name) as one, connect(name) as other, connect("mem://") as alone:
+        await one.enqueue([make_record()], now=NOW)
+        assert len(await other.stats(now=NOW)) == 1
+        await alone.enqueue([make_record()], now=NOW)
+        async with alone.clone() as its_clone, connect("mem://") as another:
+            assert len(await its_clone.stats(now=NOW)) == 1
+            assert await another.stats(now=NOW) == []
+    with pytest.raises(BackendUnavailable, match=r"open\(\)"):
+        await alone.stats(now=NOW)
+    assert parse_url(name).open().place == parse_url(name).open().place
+
+
+async def test_a_cursor_of_another_store_is_refused() -> None:
+    async with connect("mem://") as one, connect("mem://") as other:
+        await finish(one, 3)
+        after = (await one.read_attempts(limit=2)).cursor
+        cursor = (await one.list_jobs(JobFilter(), now=NOW, limit=2)).cursor
+        assert cursor is not None
+        assert len((await one.list_jobs(JobFilter(), now=NOW, cursor=cursor)).jobs) == 1
+        for store, row, job, says in [
+            (other, after, cursor, "another store"),
+            *((one, broken, broken, "not a cursor") for broken in ("", "x", "!!", "gA==")),
+        ]:
+            for call in (
+                store.read_attempts(after=row),
+                store.list_jobs(JobFilter(), now=NOW, cursor=job),
+                store.list_jobs(JobFilter(until=job), now=NOW),
+            ):
+                with pytest.raises(InvalidRequest, match=says):
+                    await call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 
+from chaos.story import insist
 from drivers.objectstore.fake_blobs import LOST_ANSWERS, STORM, Faults, FaultyBlobs, Weather
 from drivers.objectstore.harness import jobs_of
 from records import NOW
@@ -20,7 +21,7 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Ack, Driver, JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import ObjectStoreOptions, parse_url
-from taskharbor.errors import BackendUnavailable, JobError
+from taskharbor.errors import JobError
 from taskharbor.jobs import SECOND, JobRecord, JobState
 from taskharbor_testkit.conformance.backend import Backend, Store
 from taskharbor_testkit.conformance.machine import Effort, run_machine
@@ -97,15 +98,6 @@ def test_the_contract_holds_to_the_letter_while_answers_of_writes_are_lost(examp
     backend = StormyBackend(LOST_ANSWERS)
     run_machine(backend, Effort(examples=examples, steps=30, shrink=False))
     assert set(backend.met) >= {"lost_after", "lost_before", "late", "refused_after"}
-
-
-async def insist(call: Callable[[], Awaitable[R]]) -> R:
-    """As a worker does: after an unclear answer the same call again."""
-    while True:
-        try:
-            return await call()
-        except BackendUnavailable:
-            await asyncio.sleep(0)
 
 
 async def produce(driver: Driver, jobs: list[JobRecord]) -> None:

@@ -1,14 +1,21 @@
-"""The demo's judgement: it must see what it claims to see."""
+"""The demo: its judgement must see what it claims to see. And the demo itself, small: real workers, a real kill."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from records import make_record
+from taskharbor.client import Client
 from taskharbor.demo import run as demo
+from taskharbor.demo.analysis import Analysis
 from taskharbor.jobs import Attempt, JobRecord, JobState, Outcome
 
 STATES = {Outcome.EXPIRED: JobState.READY, Outcome.RETRIED: JobState.SCHEDULED}
@@ -54,9 +61,7 @@ def test_all_is_well() -> None:
         ("overlapping_leases", [job("a")], [row("a", 1, 50, Outcome.RETRIED), row("a", 49, 60)], []),
     ],
 )
-def test_every_fault_is_seen(
-    fault: str, jobs: list[JobRecord], rows: list[Attempt], accepted: list[str]
-) -> None:
+def test_a_fault_is_seen(fault: str, jobs: list[JobRecord], rows: list[Attempt], accepted: list[str]) -> None:
     found = verdict(jobs, rows, accepted)
     assert getattr(found, fault) == 1
     assert not found.well
@@ -106,3 +111,80 @@ def test_the_same_seed_makes_the_same_workload() -> None:
     assert one == same
     assert one != other
     assert len(one.first) + len(one.unwanted) + sum(map(len, one.waves)) == 500
+
+
+# -- the demo itself ------------------------------------------------------------------------------------------
+
+
+def run_demo(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "taskharbor", "demo", "--jobs", "400", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+
+def test_ends_with_one_json_object_and_nothing_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = run_demo("--json", "--queue-only")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert found["accepted"] == found["done"] + found["dead"] + found["cancelled"]
+    assert (found["lost"], found["doubled"], found["overlapping_leases"]) == (0, 0, 0)
+    assert found["w_max_overlap"] <= found["w_limit"]
+    assert found["killed"]["held"] == found["killed"]["recovered"] > 0
+    assert found["expired"] >= found["killed"]["held"]
+    assert found["seconds"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tells_a_newcomer_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line. It keeps the database on request."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    done = run_demo("--keep", "--seed", "2", "--report", str(tmp_path / "report.html"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each exactly once" in done.stdout
+    assert "was killed with SIGKILL" in done.stdout
+    assert [line for line in done.stdout.splitlines() if "install" in line] == [
+        "For the pipeline, the audit and the report: no Java found: install a JDK or JRE 17 or newer "
+        "(set JAVA_HOME, or put java on the PATH)"
+    ]
+    (folder,) = tmp_path.iterdir()  # And no report.
+    assert str(folder) in done.stdout
+    with Client(f"sqlite:///{folder}/demo.db") as client:
+        assert [queue.queue for queue in client.stats()] == ["api", "default"]
+
+
+def test_a_worker_that_ends_by_itself_is_noticed() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        workers = demo.WorkerProcesses(Path(folder), "nonsense://", ("w",))
+        with workers.running():
+            workers._processes["w"].wait(timeout=60)
+            with pytest.raises(demo.WorkerGone, match="no installed driver"):
+                workers.check()
+
+
+# -- the second half: where Spark can run, tests/spark/test_lake.py runs it in a session that is already there ----------
+
+
+def test_the_first_half_of_the_demo_loads_no_spark_and_the_second_says_what_to_install() -> None:
+    """In an interpreter of its own, in which PySpark cannot be found."""
+    program = (
+        "import sys, taskharbor.demo.run, taskharbor.demo.analysis\n"
+        "print(sys.modules.keys().isdisjoint(['pyspark', 'pandas', 'pyarrow']))\n"
+        "sys.modules['pyspark'] = None\n"
+        "print(taskharbor.demo.analysis.missing())"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    is_clean, line = ran.stdout.splitlines()
+    assert is_clean == "True"
+    assert "pip install 'taskharbor[spark]'" in line
+    assert ran.stderr == ""
+
+
+def test_the_verdict_is_a_sentence() -> None:
+    """Of a clean run it is in the report: tests/spark/test_lake.py."""
+    kinds = {"overlapping leases": 1}
+    found = Analysis(report="r.html", leases=3504, jobs=2858, violations=kinds, seconds=1.0)
+    assert not found.is_clean
+    assert found.verdict == "Violations in 3,504 leases of 2,858 jobs: 1 overlapping leases."
