@@ -56,11 +56,8 @@ class Recycler:
                         self._connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(schema, day)))
                 tables = [sql.Identifier(schema, table) for table in TABLES]
                 all_of_them = sql.SQL(", ").join(tables)
-                self._connection.execute(
-                    sql.SQL("UPDATE {} SET trimmed_xid = '0', trimmed_seq = 0").format(
-                        sql.Identifier(schema, "epochs")
-                    )
-                )
+                forget = sql.SQL("UPDATE {} SET trimmed_xid = '0', trimmed_seq = 0")
+                self._connection.execute(forget.format(sql.Identifier(schema, "epochs")))
                 self._turns += 1
                 if self._turns % DELETIONS == 0:
                     self._connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY").format(all_of_them))

@@ -109,12 +109,6 @@ def test_a_store_in_use_is_refused() -> None:
     assert sum(stats.counts.values()) == 1
 
 
-def test_a_url_with_fresh_gives_every_case_its_own_store(tmp_path: Path) -> None:
-    report = check(f"sqlite:///{tmp_path}/{{fresh}}.db", only="limits.*")
-    assert report.ok
-    assert len(list(tmp_path.glob("*.db"))) == len(report.verdicts)
-
-
 def test_the_same_histories_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Derandomized: two runs judge the same driver by the same calls."""
     histories: list[list[str]] = []

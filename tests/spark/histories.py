@@ -67,7 +67,10 @@ def history(seed: int) -> list[Row]:
     plan = make_plan(ROWS, seed, days=2)
     batches = _attempts(plan, [pa.record_batch({"unit": pa.array(range(plan.units()))})])
     rows = sorted((one for batch in batches for one in batch.to_pylist()), key=itemgetter("ended_at"))
-    return [one | {"seq": seq} for seq, one in enumerate(rows, 1)]
+    # A message for each type of error, so that plain Python can count its fingerprints.
+    for seq, one in enumerate(rows, 1):
+        one |= {"seq": seq, "error_message": one["error_type"] and f"{one['error_type']} {seq}"}
+    return rows
 
 
 # -- of drivers ---------------------------------------------------------------------------------------------------

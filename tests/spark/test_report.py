@@ -161,14 +161,12 @@ def test_any_span_can_be_drawn(buckets: int, bucket_us: int) -> None:
 # -- words and marks --------------------------------------------------------------------------------------------
 
 
-def test_durations_are_said_in_one_unit() -> None:
+def test_durations_shares_and_numbers_are_short() -> None:
     said = {0: "0 s", 12: "12 µs", 84_000: "84 ms", 1_250_000: "1.25 s", 90 * SECOND: "90 s"}
     said |= {200 * SECOND: "3.33 min", 26 * HOUR: "26 h", 3 * DAY: "3 d"}
     assert {micros: formatting.duration(micros) for micros in said} == said
     assert formatting.duration(None) == "\N{EN DASH}"
-
-
-def test_shares_are_never_rounded_to_nothing_or_to_everything_and_large_numbers_are_shortened() -> None:
+    # Shares are never rounded to nothing or to everything, and large numbers are shortened.
     shares = {(1, 10**6): "<0.1%", (999_999, 10**6): ">99.9%", (1, 3): "33.3%"}
     shares |= {(0, 10): "0%", (10, 10): "100%"}
     assert {share: formatting.percent(*share) for share in shares} == shares

@@ -24,7 +24,7 @@ from bulk.stores import within
 from drivers.postgres.harness import Raw, log_row
 from records import make_record
 from spark.histories import life_on
-from spark.stores import LogStream, add, below, dying, jobs_in, load, payloads, save, work_off
+from spark.stores import LogStream, add, below, dying, jobs_in, load, payloads, save, staged_rows, work_off
 from taskharbor.broker.tokens import parse_token
 from taskharbor.bulk import publish_staged
 from taskharbor.bulk.stage import new_write
@@ -86,20 +86,12 @@ def test_a_secret_is_in_no_plan(spark: SparkSession, capsys: pytest.CaptureFixtu
 # -- the attempt log as a stream ----------------------------------------------------------------------------------
 
 
-def test_a_stream_goes_on_where_it_was_and_says_what_it_missed(
-    spark: SparkSession, tmp_path: Path, url: str
-) -> None:
-    """It takes no more than it may, and history may have left it behind."""
+def test_a_stream_that_history_left_behind_says_so(spark: SparkSession, tmp_path: Path, url: str) -> None:
+    """It takes no more than it may."""
     stream = LogStream(spark, url, tmp_path, maxRowsPerBatch="10")
     add(url, 25)
     work_off(url)
     assert stream.catch_up() == [10, 10, 5]
-    add(url, 5)
-    add(url, 2, queue="other")
-    work_off(url)
-    work_off(url, queue="other")
-    assert stream.catch_up() == [7]
-    assert stream.column() == Counter(range(1, 33))
 
     async def forget(driver: Driver) -> None:
         now = await driver.time()
@@ -111,7 +103,7 @@ def test_a_stream_goes_on_where_it_was_and_says_what_it_missed(
     within(url, forget)
     add(url, 2, later=2 * DAY)
     work_off(url, later=2 * DAY)
-    with pytest.raises(StreamingQueryException, match="attempt log after 32 were removed by retention"):
+    with pytest.raises(StreamingQueryException, match="attempt log after 25 were removed by retention"):
         stream.catch_up()
 
 
@@ -198,13 +190,10 @@ KINDS = ["sqlite", "postgres", "redis", "files", "broker", pytest.param("s3", ma
 @pytest.fixture(params=KINDS)
 def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Of a store that has yet to be made. Segments are small, so that there are several."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/jobs.db"
-    if request.param == "files":
-        return f"file://{tmp_path}/store?sync=off&segment_rows=150"
     if request.param == "s3":
         return f"{fresh_s3_url()}&segment_rows=150"
-    found: str = request.getfixturevalue(f"{request.param}_url")
+    files = {"sqlite": f"sqlite:///{tmp_path}/jobs.db", "files": f"file://{tmp_path}/store?segment_rows=150"}
+    found: str = files.get(request.param) or request.getfixturevalue(f"{request.param}_url")
     return found
 
 
@@ -214,14 +203,16 @@ def test_a_dataframe_becomes_jobs_that_are_read_streamed_and_requeued(
     caplog.set_level(logging.DEBUG, "taskharbor")
     spark = small_batches
     frame = spark.range(0, ROWS, 1, 2).selectExpr("id AS n")
+    frame = frame.mapInArrow(dying(partition=0, tries=2, killed=True), "n long")
     save(frame.mapInArrow(dying(partition=1, tries=1), "n long"), any_url, type="t", queue="q")
-    assert payloads(any_url) == list(range(ROWS))
+    assert (payloads(any_url), staged_rows(any_url)) == (list(range(ROWS)), 0)
     assert work_off(any_url, dies=lambda job: json.loads(job.payload)["n"] % 3 == 0) == ROWS
     log = load(
         spark, any_url, type="t", since="2020-01-01", until="2100-01-01T00:00:00+02:00", parallelism="4"
     )
     (ends,) = log.agg(F.countDistinct("job_id"), F.min(F.col("ended_at") - F.col("reserved_at"))).collect()
-    assert tuple(ends) == (ROWS, timedelta(seconds=1))
+    # A broker has a clock of its own.
+    assert (ends[0], timedelta(0) < ends[1] <= timedelta(seconds=1)) == (ROWS, True)
     assert [load(spark, any_url, **{name: "none"}).count() for name in ("type", "queue")] == [0, 0]
     stream = LogStream(spark, any_url, tmp_path / "stream", maxRowsPerBatch="1000")
     assert stream.catch_up() == [1000, ROWS - 1000]

@@ -62,13 +62,6 @@ def test_every_row_becomes_a_job_and_every_field_is_a_column(spark: SparkSession
     assert (sms.codec, json.loads(sms.payload)) == ("json", {"to": ["d"]})
 
 
-def test_tasks_that_die_lose_and_double_nothing(small_batches: SparkSession, either_url: str) -> None:
-    frame = numbers(small_batches).mapInArrow(dying(partition=1, tries=1), "n long")
-    save(frame.mapInArrow(dying(partition=3, tries=2, killed=True), "n long"), either_url, type="t")
-    assert payloads(either_url) == list(range(ROWS))
-    assert staged_rows(either_url) == 0
-
-
 def test_jobs_run_in_the_order_of_the_dataframe(spark: SparkSession, url: str) -> None:
     save(numbers(spark, 300).coalesce(3), url, type="t")
     hold: dict[str, Any] = {"limit": 300, "lease_for": SECOND, "worker": "w"}

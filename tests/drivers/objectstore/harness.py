@@ -31,8 +31,7 @@ async def claim(driver: Driver, limit: int = 1, *, queue: str = "q", now: Micros
 
 
 async def ack(driver: Driver, held: list[JobRecord], now: Micros = NOW) -> None:
-    answers = await driver.settle([Ack(job.id, job.token or "") for job in held], now=now)
-    assert answers == [None] * len(held)
+    assert not any(await driver.settle([Ack(job.id, job.token or "") for job in held], now=now))
 
 
 async def counts(driver: Driver, *states: JobState, queue: str = "q", now: Micros = NOW) -> list[int]:

@@ -203,13 +203,8 @@ def s3(s3_with_faults: S3Server) -> S3Server:
 @pytest.mark.parametrize(
     ("fault", "kind", "lands"),
     [
-        ("cut_after", Unclear, True),
-        ("cut_before", Unclear, False),
-        ("error_500_after", Unclear, True),
-        ("error_500_before", Unclear, False),
-        ("error_503_before", Unclear, False),
-        ("silent_after", Unclear, True),
-        ("silent_before", Unclear, False),
+        *((f"{fault}_after", Unclear, True) for fault in ("cut", "error_500", "silent")),
+        *((f"{fault}_before", Unclear, False) for fault in ("cut", "error_500", "error_503", "silent")),
         ("conflict_409", Conflict, False),
         ("refused_after", Conflict, True),
     ],
@@ -244,15 +239,14 @@ async def test_a_store_that_stands_still_is_reported_and_works_again_afterwards(
         assert await cas.change(add("after")) == 1
 
 
-async def test_who_is_not_let_in_is_told_so_without_the_keys(s3: S3Server) -> None:
+async def test_who_is_not_let_in_is_told_so_without_the_keys_and_a_missing_bucket_is_named(
+    s3: S3Server,
+) -> None:
     async with opened(s3.fresh_url(secret_access_key="hidden")) as blobs:
         s3.plan("forbidden_403")
         with pytest.raises(InvalidRequest, match="check the credentials") as refusal:
             await blobs.write("a", b"", None)
         assert "hidden" not in str(refusal.value)
-
-
-async def test_a_bucket_that_is_not_there_is_named(s3: S3Server) -> None:
     async with opened(s3.url("p", bucket="nowhere")) as blobs:
         for call in (blobs.read("a"), blobs.write("a", b"", None), blobs.put("a", b""), blobs.names("")):
             with pytest.raises(InvalidRequest, match=r"s3://nowhere/p at 127.*no such bucket"):

@@ -142,9 +142,7 @@ async def test_a_change_is_made_once_whatever_happens(stage: Stage, fault: Fault
     assert await stage.landed() == [*before, "mark", "after"]
 
 
-@pytest.mark.parametrize(
-    "later", [[], [Fault.LOST_BEFORE]], ids=["before the second try", "after it failed too"]
-)
+@pytest.mark.parametrize("later", [[], [Fault.LOST_BEFORE]], ids=["before the second try", "after it"])
 async def test_a_late_write_is_recognised(stage: Stage, later: list[Fault]) -> None:
     await stage.cas.change(add("before"))
     stage.weather.next_write(Fault.LATE, *later)

@@ -112,11 +112,9 @@ class DiesBeforeItIsInPlace(HeldBlobs):
             await super().delete(names)
 
 
-async def test_a_crash_loses_nothing(
-    blobs: HeldBlobs, clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_crash_loses_nothing(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
     """Before a segment is in place. The orphan is removed."""
-    dying = DiesBeforeItIsInPlace()
+    blobs, dying = HeldBlobs(), DiesBeforeItIsInPlace()
     async with driver_on(dying, **FEW) as driver:
         ids = await archived(driver)
         assert "could not be compacted" in caplog.text
@@ -155,19 +153,17 @@ async def test_a_segment_whose_jobs_are_gone_is_rewritten_without_them(blobs: He
         assert left == [0], "payloads of jobs that are gone are still stored beside the rows"
 
 
+class Merging(HeldBlobs):
+    """Gives compaction time between the steps of a call."""
+
+    async def read(self, name: str, unless: Version | None = None, size: int | None = None) -> Blob | None:
+        for _ in range(0 if unless is None else 20):
+            await asyncio.sleep(0)
+        return await super().read(name, unless, size)
+
+
 async def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() -> None:
     """Segments that are merged while the purge is under way have another name by then."""
-
-    class Merging(HeldBlobs):
-        """Gives compaction time between the steps of a call."""
-
-        async def read(
-            self, name: str, unless: Version | None = None, size: int | None = None
-        ) -> Blob | None:
-            for _ in range(0 if unless is None else 20):
-                await asyncio.sleep(0)
-            return await super().read(name, unless, size)
-
     async with driver_on(Merging(), segment_rows=3, merge=2, grace=0.0) as driver:
         for _ in range(8):
             for _ in range(3):
@@ -196,7 +192,7 @@ async def test_a_segment_that_somebody_removed_is_named_in_the_error(blobs: Held
         assert len(await driver.stats(now=NOW)) == 1, "what is in the state does not depend on it"
 
 
-@pytest.mark.parametrize("how", ["cut short", "another object of the store", "not ours"])
+@pytest.mark.parametrize("how", ["cut short", "the catalog", "not ours", "the state of another queue"])
 async def test_a_damaged_queue_keeps_nobody_from_the_others(blobs: HeldBlobs, how: str) -> None:
     async with driver_on(blobs, **FEW) as driver:
         for queue in ("a", "b"):
@@ -205,8 +201,8 @@ async def test_a_damaged_queue_keeps_nobody_from_the_others(blobs: HeldBlobs, ho
             await driver.enqueue([make_record(f"{queue}1", queue=queue)], now=NOW)
             await claim(driver, queue=queue)
     name = state_name("a", 0)
-    state, catalog = blobs.objects[name].data, blobs.objects["catalog"].data
-    damaged = {"cut short": state[:1000], "not ours": b"holiday pictures"}.get(how, catalog)
+    state, other, catalog = (blobs.objects[one].data for one in (name, state_name("b", 0), "catalog"))
+    damaged = {"cut short": state[:1000], "not ours": b"pictures", "the catalog": catalog}.get(how, other)
     blobs.keep(name, damaged)
     later = NOW + 5 * SECOND
     async with driver_on(blobs, **FEW) as driver:

@@ -75,12 +75,6 @@ def test_an_image_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch)
         Image(data, "here", "q")
 
 
-def test_an_image_of_another_queue_is_refused() -> None:
-    """A restore that went wrong must not run one queue's jobs as another's."""
-    with pytest.raises(BackendUnavailable, match="here holds queue 'q' and belongs to 'r'"):
-        Image(an_image(5).serialize(), "here", "r")
-
-
 def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
     """Its writer may only have been asleep, and its object may be gone."""
     state = an_image(5)

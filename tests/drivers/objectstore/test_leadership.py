@@ -291,6 +291,10 @@ async def test_the_first_to_open_makes_the_store_and_the_others_find_it() -> Non
     assert len({catalog.store_id for catalog in catalogs}) == 1
     assert {catalog.shards for catalog in catalogs} == {1}
     assert "" != (await Catalog(HeldBlobs()).open()).store_id != catalogs[0].store_id
+    one, other, *_ = catalogs
+    await one.add_queues(["mail", "print", "mail"])
+    await other.add_queues(["print", "scan"])
+    assert await one.queues() == await other.queues() == ["mail", "print", "scan"]
 
 
 async def test_the_number_of_shards_is_fixed_when_the_store_is_made() -> None:
@@ -299,14 +303,6 @@ async def test_the_number_of_shards_is_fixed_when_the_store_is_made() -> None:
         assert (await Catalog(blobs, shards=shards).open()).shards == 4
     with pytest.raises(InvalidRequest, match="write shards=4 or leave the option out"):
         await Catalog(blobs, shards=2).open()
-
-
-async def test_queues_are_added_once_and_seen_by_everybody() -> None:
-    blobs = HeldBlobs()
-    one, other = await Catalog(blobs).open(), await Catalog(blobs).open()
-    await one.add_queues(["mail", "print", "mail"])
-    await other.add_queues(["print", "scan"])
-    assert await one.queues() == await other.queues() == ["mail", "print", "scan"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
