@@ -174,15 +174,9 @@ def served_queues(
 # -- running ------------------------------------------------------------------------------------------------
 
 
-class _Notice(FailurePayload, frozen=True, kw_only=True):
-    """The payload as it is read: fields of later releases are ignored, and one of an earlier release has no key."""
-
-    key: str | None = None
-
-
 async def _dispatch(harbor: Harbor, job: Job) -> None:
     """Enqueue a job for every failure handler that matches; once, however often this is run."""
-    failed = msgspec.json.decode(job.payload, type=_Notice)
+    failed = msgspec.json.decode(job.payload, type=FailurePayload)
     requests = [
         _job_of(one.request, job.id, job.headers, job.queue)
         for one in harbor.failure_handlers
@@ -205,7 +199,7 @@ def _job_of(request: JobRequest, job_id: str, headers: Mapping[str, str], queue:
 
 
 def _failed_job(harbor: Harbor, job: Job) -> FailedJob:
-    failed = msgspec.json.decode(job.payload, type=_Notice)
+    failed = msgspec.json.decode(job.payload, type=FailurePayload)
     try:
         payload: Any = harbor.codecs.get(failed.codec).decode(failed.payload)
     except CodecError:

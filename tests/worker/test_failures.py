@@ -11,7 +11,6 @@ from taskharbor import (
     Job,
     JobFilter,
     JobState,
-    QueueSettings,
     Unrecoverable,
 )
 from taskharbor.drivers.records import FAILURE_TYPE
@@ -20,10 +19,7 @@ from worker.stage import finish
 
 
 async def drain(harbor: Harbor, **options: Any) -> None:
-    """Run a worker, with the queues as the app declares them."""
     worker = harbor.worker(**{"until_empty": "retries", "poll_interval": 0.01, **options})
-    for queue, settings in harbor.declared_queues.items():
-        await harbor.async_client().configure(queue, QueueSettings(**settings))
     await finish(worker.run_async())
 
 
