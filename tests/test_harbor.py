@@ -22,6 +22,7 @@ from taskharbor import (
     QueueNotFound,
     ResultNotKept,
 )
+from taskharbor.broker.tokens import parse_token
 from taskharbor.testing.broker import running_broker
 
 
@@ -370,3 +371,23 @@ def test_a_wrong_declaration_of_a_queue_is_refused(harbor: Harbor) -> None:
     with pytest.raises(TypeError, match="unknown setting limit of queue 'other'"):
         harbor.queue("other", limit=1)  # type: ignore[call-arg]
     assert harbor.declared_queues == {"mail": {"keep_done": 60}}
+
+
+def test_a_worker_that_may_not_change_settings_works_without_them(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a broker only an operator's token may. The log names the queue and the reason."""
+    token = parse_token("crew:produce,work,read:a-secret-for-the-crew")
+    with (
+        running_broker("memory://", tokens=(token,)) as url,
+        Harbor(url.replace("://", "://a-secret-for-the-crew@")) as harbor,
+    ):
+        harbor.queue("default", max_inflight=2)
+
+        @harbor.job
+        async def add(a: int) -> int:
+            return a + 1
+
+        handle = add.enqueue(1)
+        harbor.worker(until_empty=True).run()
+        assert handle.result() == 2
+    assert "the declaration of queue default is not applied" in caplog.text
+    assert "no scope admin" in caplog.text

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from taskharbor.drivers.contract import QueueStats as QueueStats
     from taskharbor.errors import BackendUnavailable as BackendUnavailable
     from taskharbor.errors import CodecError as CodecError
+    from taskharbor.errors import Forbidden as Forbidden
     from taskharbor.errors import HandlerMissing as HandlerMissing
     from taskharbor.errors import InvalidRequest as InvalidRequest
     from taskharbor.errors import JobError as JobError
@@ -97,9 +98,9 @@ _HOMES = {
     "client": "AsyncClient Client",
     "codec": "JSON MSGPACK Codec",
     "drivers.contract": "JobFilter QueueSettings QueueStats",
-    "errors": "BackendUnavailable CodecError HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead JobNotFound"
-    " JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid QueueNotFound RemoteError"
-    " ResultNotKept SchemaMismatch TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
+    "errors": "BackendUnavailable CodecError Forbidden HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead"
+    " JobNotFound JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid QueueNotFound"
+    " RemoteError ResultNotKept SchemaMismatch TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
     "failures": "FailedJob",
     "handle": "JobHandle",
     "handlers": "Options",

@@ -27,6 +27,10 @@ class InvalidRequest(TaskHarborError, ValueError):
     """A request, a setting or an option has a value that is not allowed. Nothing was changed."""
 
 
+class Forbidden(InvalidRequest):
+    """The broker's access token has no scope for the call."""
+
+
 class CodecError(TaskHarborError, ValueError):
     """A payload cannot be encoded, or no codec of that name is registered."""
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import pkgutil
 import sys
@@ -35,7 +36,7 @@ from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.drivers.contract import Driver, Enqueued
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import listed
-from taskharbor.errors import CodecError, InvalidRequest
+from taskharbor.errors import CodecError, Forbidden, InvalidRequest
 from taskharbor.failures import (
     FailedJob,
     FailureHandler,
@@ -68,6 +69,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", Client, AsyncClient)
 J = TypeVar("J", bound="JobType[..., Any]")
+
+log = logging.getLogger("taskharbor")
 
 DEFAULT_URL = "sqlite:///taskharbor.db"
 URL_VARIABLE = "TASKHARBOR_URL"
@@ -615,7 +618,11 @@ class Harbor:
 
     async def _declare_queues(self, driver: Driver, now: Micros) -> None:
         for queue, settings in self.declared_queues.items():
-            await declare(driver, queue, settings, now)
+            try:
+                await declare(driver, queue, settings, now)
+            except Forbidden as error:
+                # Workers behind a broker need no right to change settings.
+                log.warning("the declaration of queue %s is not applied: %s", queue, error)
 
     def remember(self, kind: type[J], handler: Handler, options: Mapping[str, Any], result_type: Any) -> J:
         """Store a declared job. A wrong option is refused here, at the declaration, and not when the first job is enqueued."""

@@ -26,7 +26,7 @@ from yarl import URL
 from taskharbor.drivers.broker_protocol import HEARD, LEADER, MSGPACK, PATH, REQUEST_ID, encode, read_answer
 from taskharbor.drivers.http.options import TOKEN, HttpOptions
 from taskharbor.drivers.operations import Operation
-from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
+from taskharbor.errors import BackendUnavailable, Forbidden, InvalidRequest, SchemaMismatch, TaskHarborError
 
 LONGEST_PAUSE = 5.0
 
@@ -77,7 +77,7 @@ def refusal(
             f"the broker {base} wants a token and got none: put it into the URL (https://token@host) or into {TOKEN}"
         )
     if status == 403:
-        return InvalidRequest(f"the broker {base} forbids the call: {said}")
+        return Forbidden(f"the broker {base} forbids the call: {said}")
     if status == 404 and code in ("", "no_such_path"):
         return InvalidRequest(
             f"{base} is no broker, or one of another version: start `taskharbor broker` there, of the version that is used here"
