@@ -89,9 +89,8 @@ def set_(settings: Invocation, /, names: tuple[str, ...], create: bool, **option
         name: None if value in nothing else value for name, value in options.items() if value is not None
     }
     if not changes:
-        raise BadInput(
-            "nothing to change: give --max-inflight, --failure-queue or --keep-..., like --keep-done 7d"
-        )
+        given = "--max-inflight, --failure-queue or --keep-..., like --keep-done 7d"
+        raise BadInput(f"nothing to change: give {given}")
     _change_all(settings, names, create, **changes)
 
 
@@ -101,9 +100,8 @@ def _change_all(settings: Invocation, names: tuple[str, ...], create: bool, **ch
             try:
                 client.configure(name, create=create, **changes)
             except QueueNotFound as error:
-                raise BadInput(
-                    str(error), hint="`taskharbor queues` lists all; --create makes a new one"
-                ) from None
+                hint = "`taskharbor queues` lists all; --create makes a new one"
+                raise BadInput(str(error), hint=hint) from None
             changed = client.settings(name)
             out.answer(settings, queue_view(name, changed), f"{name}: {_sentence(changed)}")
 
