@@ -332,11 +332,8 @@ class _Forward(logging.Handler):
         try:
             if record.exc_info and not record.exc_text:
                 record.exc_text = logging.Formatter().formatException(record.exc_info)
-            fields = {
-                name: value
-                for name, value in record.__dict__.items()
-                if isinstance(value, (str, int, float, bool, type(None)))
-            }
+            plain = (str, int, float, bool, type(None))
+            fields = {name: value for name, value in record.__dict__.items() if isinstance(value, plain)}
             self._send(Logged(fields | {"msg": record.getMessage(), "processName": "taskharbor-process"}))
         except Exception:
             self.handleError(record)
