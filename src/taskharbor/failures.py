@@ -19,7 +19,7 @@ from taskharbor.drivers.records import FAILURE_TYPE, FailurePayload
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import CodecError, InvalidRequest
 from taskharbor.handle import JobHandle
-from taskharbor.handlers import Handler, Options, RunOptions
+from taskharbor.handlers import Handler, Options, RunOptions, check_options
 from taskharbor.jobs import JobRequest, UpdateFlags
 from taskharbor.requests import EncodedPayload, new_id
 from taskharbor.retry import RetryPolicy
@@ -86,8 +86,9 @@ class FailureHandler(msgspec.Struct, frozen=True):
 class OnFailure:
     """The decorator `on_failure`, bare or with options. It returns the function as it is."""
 
-    def __init__(self, declare: Callable[[Callable[[FailedJob], Any], dict[str, Any]], None]) -> None:
-        self._declare = declare
+    def __init__(self, harbor: Harbor, **of_job: JobType[..., Any]) -> None:
+        self._harbor = harbor
+        self._of_job = of_job
 
     @overload
     def __call__(self, function: F, /) -> F: ...
@@ -97,16 +98,15 @@ class OnFailure:
 
     def __call__(self, function: Any = None, /, **options: Any) -> Any:
         def declare(decorated: Any) -> Any:
-            self._declare(decorated, dict(options))
+            _declare(self._harbor, decorated, {**options, **self._of_job})
             return decorated
 
         return declare if function is None else declare(function)
 
 
-def declare_failure_handler(
-    harbor: Harbor, function: Callable[[FailedJob], Any], options: dict[str, Any]
-) -> None:
+def _declare(harbor: Harbor, function: Callable[[FailedJob], Any], options: dict[str, Any]) -> None:
     """Store a failure handler in the app, with the handler of its jobs and the one that makes them."""
+    check_options(options, FailureOptions, "a failure handler")
     name = options.pop("type", None) or f"{FAILURE_TYPE}.{function.__name__}"
     queue, job, retry = (options.pop(option, None) for option in ("queue", "job", "retry"))
     try:

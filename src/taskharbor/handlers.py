@@ -69,13 +69,30 @@ class JobOptions(DeclaredOptions, total=False):
     size: int
 
 
+def check_options(options: dict[str, Any], known: type[Any], what: str) -> None:
+    """Refuse unknown options. `retry=3` becomes `max_attempts=3`."""
+    if unknown := options.keys() - known.__annotations__.keys():
+        instead = ""
+        if unknown <= Options.__annotations__.keys():
+            instead = " (it is one of a call: job.options(...).enqueue(...))"
+        elif unknown <= DeclaredOptions.__annotations__.keys():
+            instead = " (it is one of the declaration: @harbor.job(...))"
+        names = ", ".join(known.__annotations__)
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))} for {what}{instead}; known: {names}")
+    retry = options.get("retry")
+    if isinstance(retry, int) and not isinstance(retry, bool):
+        if "max_attempts" in options:
+            raise InvalidRequest(
+                f"retry={retry} means max_attempts={retry}, which is given too: leave one out"
+            )
+        options["max_attempts"] = options.pop("retry")
+
+
 def check_result_bytes(owner: str, limit: int) -> None:
     """Refuse a bound of results that no store keeps."""
     if not isinstance(limit, int) or not 0 <= limit <= MOST_RESULT_BYTES:
-        raise InvalidRequest(
-            f"{owner}: max_result_bytes={limit!r}: from 0 to {MOST_RESULT_BYTES}; store more elsewhere and return a reference "
-            "to it"
-        )
+        bounds = f"from 0 to {MOST_RESULT_BYTES}; store more elsewhere and return a reference to it"
+        raise InvalidRequest(f"{owner}: max_result_bytes={limit!r}: {bounds}")
 
 
 class Handler(msgspec.Struct):
@@ -133,10 +150,8 @@ class Handler(msgspec.Struct):
             return " is 'async def': it runs on the loop or in a process, not on a thread"
         is_policy = callable(getattr(self.retry, "next_delay", None)) and not isinstance(self.retry, type)
         if self.retry is not None and not is_policy:
-            wanted = (
-                "the number of executions, as in retry=3, or an object with next_delay(job, attempt, error)"
-            )
-            return f": retry={self.retry!r}: give {wanted}"
+            policy = "an object with next_delay(job, attempt, error)"
+            return f": retry={self.retry!r}: give the number of executions, as in retry=3, or {policy}"
         if self.on_invalid not in get_args(OnInvalid):
             return f": on_invalid={self.on_invalid!r}: choose 'dead' or 'complete'"
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
