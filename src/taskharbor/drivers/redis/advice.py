@@ -43,9 +43,8 @@ def _persistence(aof: str | None, fsync: str | None, save: str | None) -> Findin
     elif aof == "1":
         found, advice = f"append-only file, appendfsync {fsync}", ""
         if fsync == "no":
-            found += (
-                ": a power loss takes all that the operating system has yet to write, often half a minute"
-            )
+            lost = "all that the operating system has yet to write, often half a minute"
+            found += f": a power loss takes {lost}"
             advice = "set appendfsync everysec on the server"
     elif aof is None or save is None:
         found = "could not tell if the server writes to disk: it refuses CONFIG or hides values of INFO"
