@@ -80,8 +80,8 @@ async def run_together(engines: Sequence[Engine]) -> None:
     await asyncio.gather(*running)
 
 
-class WorkerOptions(TypedDict, total=False):
-    """Options of `Worker` and of `harbor.worker(...)`."""
+class PlainOptions(TypedDict, total=False):
+    """Options of `Worker` that can be sent to another process."""
 
     queues: Sequence[str] | Mapping[str, int]
     order: Literal["turns", "strict"]
@@ -98,6 +98,11 @@ class WorkerOptions(TypedDict, total=False):
     until_empty: bool | Literal["retries"]
     max_jobs: int | None
     max_seconds: float | None
+
+
+class WorkerOptions(PlainOptions, total=False):
+    """Options of `Worker` and of `harbor.worker(...)`."""
+
     name: str | None
     middleware: Sequence[Middleware]
     codecs: CodecRegistry | None
