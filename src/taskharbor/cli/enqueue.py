@@ -178,8 +178,8 @@ def _request(line: bytes) -> JobRequest:
         if job.payload is not msgspec.UNSET:
             raise msgspec.ValidationError("give either payload or payload_base64, not both")
         return job_request(job, EncodedPayload(job.payload_base64))
-    is_given = not isinstance(job.payload, msgspec.UnsetType)
-    return job_request(job, msgspec.json.decode(job.payload) if is_given else {})
+    payload = {} if isinstance(job.payload, msgspec.UnsetType) else msgspec.json.decode(job.payload)
+    return job_request(job, payload)
 
 
 def _reason(line: bytes, error: Exception) -> str:

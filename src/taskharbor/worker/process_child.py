@@ -219,10 +219,9 @@ class Child:
 
         loop = asyncio.get_running_loop()
         self._lifespan = loop.create_task(live(), context=self._clean_context)
-        entering = loop.create_task(opened.wait())
-        await asyncio.wait([self._lifespan, entering], return_when=asyncio.FIRST_COMPLETED)
-        if not opened.is_set():
-            entering.cancel()
+        self._lifespan.add_done_callback(lambda _: opened.set())
+        await opened.wait()
+        if self._lifespan.done():
             error = self._lifespan.exception()
             assert error is not None
             self._handlers = dict.fromkeys(self._handlers, _threw(error))
