@@ -7,17 +7,14 @@ same answer again.
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import io
 import secrets
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 import aiohttp
 import msgspec
@@ -109,33 +106,11 @@ _ELECTION_PAUSES = (0.1, 0.4, 1.0)
 _MOST_HEARD = 32
 _LARGE = 1 << 20
 _KEEP_ALIVE = 60.0
-_EXIT_SECONDS = 1.0
 
 
 @lru_cache
 def _url(base: str, operation: str) -> URL:
     return URL(f"{base}{PATH}{operation}")
-
-
-_open: WeakKeyDictionary[Brokers, asyncio.AbstractEventLoop] = WeakKeyDictionary()
-
-
-async def _closing(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
-    """Close a session that its program forgot. An event loop ends such a generator when nobody has it any more, and
-    `asyncio.run` does at its end."""
-    try:
-        yield
-    finally:
-        await session.close()
-
-
-@atexit.register
-def _close_at_exit() -> None:
-    """Close the sessions of synchronous clients. Their loop runs in a thread that ends with the process."""
-    for brokers, loop in list(_open.items()):
-        if loop.is_running():
-            with contextlib.suppress(Exception):
-                asyncio.run_coroutine_threadsafe(brokers.close(), loop).result(_EXIT_SECONDS)
 
 
 class Brokers:
@@ -144,7 +119,6 @@ class Brokers:
     def __init__(self, options: HttpOptions) -> None:
         self._options = options
         self._session: aiohttp.ClientSession | None = None
-        self._closing: AsyncGenerator[None, None] | None = None
         self._current = options.bases[0]
         """The broker that answered last: the leader, if there is one."""
         self._name = secrets.token_hex(8)
@@ -175,15 +149,11 @@ class Brokers:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
-        self._closing = _closing(self._session)
-        await anext(self._closing)
-        _open[self] = asyncio.get_running_loop()
 
     async def close(self) -> None:
-        self._session = None
-        if self._closing is not None:
-            await self._closing.aclose()
-        _open.pop(self, None)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     def not_open(self) -> BackendUnavailable:
         return BackendUnavailable(
