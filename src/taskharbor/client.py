@@ -467,6 +467,12 @@ def _close_at_exit() -> None:
         _portal[1].begin(close()).result(_LAST_PATIENCE)
 
 
+def _close_dropped(client: AsyncClient) -> None:
+    """Close a client that nobody has any more, without waiting: this may run in any thread."""
+    if _portal is not None and _portal[0] == os.getpid():
+        _portal[1].begin(client.close())
+
+
 def portal() -> Portal:
     """Return the portal of this process. A forked child makes its own, because threads do not survive a fork."""
     global _portal
@@ -503,6 +509,7 @@ class Client:
         self._inner = AsyncClient(driver, defaults=defaults, codecs=codecs, clock=clock, queues=queues)
         self._inner.closes_itself = True
         _on_portal.add(self._inner)
+        weakref.finalize(self, _close_dropped, self._inner).atexit = False
 
     @property
     def driver(self) -> Driver:

@@ -472,6 +472,7 @@ class Harbor:
             backoff: The shortest and the longest delay of the default retry policy, in seconds. Default: (1, 3600).
             retry: The number of executions, as `max_attempts`, or a `RetryPolicy`.
             isolation: "loop", "thread" or "process".
+            size: The number of places of a worker that one execution takes.
             on_invalid: "dead" or "complete": how a job ends whose payload does not fit.
             max_result_bytes: The longest encoded result that is kept. Default: the app's, which is 65,536.
             codec: "json", "msgpack", or one that was registered before. Default: the app's, which is json.

@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from taskharbor.clock import Clock, monotonic_us
 from taskharbor.codec import CodecRegistry
 from taskharbor.errors import CodecError, InvalidRequest, JobTimeout
 from taskharbor.handlers import Handler, Lifespan
@@ -86,12 +85,9 @@ class Job(Stoppable):
         record: JobRecord,
         started_at_us: Micros,
         report: Callable[[JobRecord, bytes], object] | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self.record = record
         self.started_at_us = started_at_us
-        self._clock = clock
-        self._began = monotonic_us()
         self._report = report
 
     @property
@@ -165,12 +161,6 @@ class Job(Stoppable):
     def state(self) -> Any:
         """The value of the app's `lifespan` in this process, or None."""
         return _state.get()
-
-    def now(self) -> datetime:
-        """The queue's time: the time at the start of the execution, and what has passed since."""
-        if self._clock is not None:
-            return to_datetime(self._clock.now())
-        return to_datetime(self.started_at_us + monotonic_us() - self._began)
 
     def progress(self, value: Any) -> None:
         """Report the progress of the job: any small value that JSON can hold. Others see it from the next heartbeat on.

@@ -91,7 +91,11 @@ def test_an_aborted_write_leaves_nothing(small_batches: SparkSession, either_url
         ("n", {"type": "t", "priority": "99999"}, "priority 99999"),
         ("n", {"type": "t", "headers": "[]"}, "option headers"),
         ("n", {"type": "t", "codec": "pickle"}, "unknown codec"),
-        ("n", {"type": "t", "delay": "1", "run_at": "2030-01-01T00:00:00+00:00"}, "either run_at or delay"),
+        (
+            "n",
+            {"type": "t", "delay": "1", "run_at": "2030-01-01T00:00:00+00:00"},
+            "give one of them, not both",
+        ),
     ],
 )
 def test_a_wrong_write_is_refused(

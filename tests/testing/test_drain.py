@@ -82,11 +82,6 @@ def forgets_to_await() -> Any:
 
 
 @harbor.job
-def ask_the_time() -> None:
-    seen.append(current_job().now())
-
-
-@harbor.job
 async def tell_loop() -> None:
     seen.append(asyncio.get_running_loop())
 
@@ -171,13 +166,6 @@ def test_the_rules_of_a_worker_hold() -> None:
     dozy.options(queue="other").enqueue()
     report = drain(harbor, ["other"], with_scheduled=True)
     assert (report.released, report.cancelled, report.errors) == (1, 1, [])
-
-
-def test_a_handler_reads_the_time_of_the_clock(clock: FakeClock) -> None:
-    clock.advance(timedelta(days=400))
-    ask_the_time.enqueue()
-    drain(harbor).raise_errors()
-    assert seen == [clock.now_datetime]
 
 
 def test_middleware_and_the_current_job_are_in_the_tests_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:

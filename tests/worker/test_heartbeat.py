@@ -122,7 +122,8 @@ async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
         gate.go_on.set()
         with logged() as told:
             await eventually(lambda: old.snapshot()["held"] == 0)
-            assert told.count("could not be settled") == 1 if how == "raises" else True
+            if how == "raises":  # The other thread writes the line after it has let go of the job.
+                await eventually(lambda: told.count("could not be settled") == 1)
     assert (await here.get(job_id), await here.log(job_id)) == before
     assert before[0].result == b'"fence 2"'
 

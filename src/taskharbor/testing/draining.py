@@ -216,7 +216,7 @@ async def execute(harbor: Harbor, client: AsyncClient, record: JobRecord) -> Exe
 
 async def call(harbor: Harbor, handler: Handler, record: JobRecord, now: Micros) -> Any:
     """Return the handler's result, or `Raised`. The call goes through the whole chain, in its own context."""
-    job = Job(record, now, clock=harbor.clock)
+    job = Job(record, now)
 
     async def in_context() -> Any:
         set_current_job(job)

@@ -20,7 +20,14 @@ from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.http.broker_connections import NoAnswer, refusal
 from taskharbor.drivers.operations import Stats
 from taskharbor.drivers.records import Greeting
-from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, LeaseMismatch, SchemaMismatch
+from taskharbor.errors import (
+    BackendUnavailable,
+    Forbidden,
+    InvalidRequest,
+    JobFinished,
+    LeaseMismatch,
+    SchemaMismatch,
+)
 from taskharbor.jobs import SECOND
 from taskharbor.testing.broker import running_broker
 from worker.stage import finish, stage
@@ -164,7 +171,7 @@ async def test_a_broker_of_another_version_is_refused(monkeypatch: pytest.Monkey
         await driver.open()
 
 
-NOT_OF_DRIVER_CALLS = {"job_not_found", "method_not_allowed"}
+NOT_OF_DRIVER_CALLS = {"job_not_found", "method_not_allowed", "queue_not_found"}
 
 
 @pytest.mark.parametrize("code", sorted(CODES.keys() - NOT_OF_DRIVER_CALLS))
@@ -173,7 +180,7 @@ def test_every_refusal_of_a_broker_has_a_meaning(code: str) -> None:
     body = b'{"code":"%b","detail":"so it is","extra":[1]}' % code.encode()
     found = refusal("http://b", status, {"Retry-After": "0.5"}, body)
     is_repeated = code == "not_leader" or status in (429, 500, 503)
-    other = NoAnswer if is_repeated else InvalidRequest
+    other = NoAnswer if is_repeated else Forbidden if status == 403 else InvalidRequest
     assert type(found) is (SchemaMismatch if code == "schema_mismatch" else other)
     assert getattr(found, "pause", None) == (0.5 if status == 429 else None)
     # What a driver says of bad input arrives as it was said.

@@ -247,13 +247,16 @@ def simulate(seed: int, make_driver: Callable[[Clock], Driver] = model_driver) -
 
 @contextmanager
 def _captured_errors(messages: list[str]) -> Iterator[None]:
-    """A worker's errors are mishaps. Its warnings are expected here, and nothing formats them."""
+    """A worker's errors are mishaps. Its warnings and the deaths of jobs are expected here, and nothing formats them."""
     logger = logging.getLogger("taskharbor.worker")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with mock.patch.object(
-            logger, "handle", lambda record: messages.append(f"logged: {record.getMessage()}")
+        with (
+            mock.patch.object(
+                logger, "handle", lambda record: messages.append(f"logged: {record.getMessage()}")
+            ),
+            mock.patch("taskharbor.worker.settle._log_failure"),
         ):
             yield
     finally:
