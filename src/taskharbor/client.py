@@ -71,9 +71,7 @@ class AsyncClient:
         self._clock = clock
         self._backend_clock: BackendClock | None = None
         self._opening: asyncio.Task[None] | None = None
-        self.closes_itself = False
-        """True: the connections are closed when the event loop ends, or when nobody has the client any more."""
-        self._closing: Any = None
+        self._ending: AsyncIterator[None] | None = None
 
     async def open(self) -> Self:
         """Open the store. Any other call does so too.
@@ -91,8 +89,21 @@ class AsyncClient:
         if opening is not None:
             # A failed opening raises in the call that began it, not here.
             await asyncio.wait([opening])
-            closing, self._closing = self._closing, None
-            await (self.driver.close() if closing is None else closing.aclose())
+            await self.driver.close()
+
+    def close_with_loop(self) -> None:
+        """Close the connections when the running event loop ends, as `asyncio.run` ends it."""
+
+        async def until_the_end() -> AsyncIterator[None]:
+            try:
+                yield
+            finally:
+                await self.close()
+
+        # A loop closes the async generators that began on it, before it closes itself.
+        self._ending = until_the_end()
+        with suppress(StopIteration):
+            self._ending.__anext__().send(None)  # type: ignore[attr-defined]
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -103,16 +114,9 @@ class AsyncClient:
     async def _ready(self) -> None:
         opening = self._opening
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            self._opening = opening = asyncio.ensure_future(self._open())
+            self._opening = opening = asyncio.ensure_future(self.driver.open())
         if not opening.done():
             await asyncio.shield(opening)
-
-    async def _open(self) -> None:
-        if self.closes_itself and self._closing is None:
-            # A loop ends such a generator when nobody has it any more, and before the loop itself ends.
-            self._closing = _closing(self.driver)
-            await anext(self._closing)
-        await self.driver.open()
 
     async def now(self) -> Micros:
         """The time that this client gives to every operation: the backend's, unless a clock was given."""
@@ -416,13 +420,6 @@ class AsyncClient:
         await declare(self.driver, queue, settings, await self.now())
 
 
-async def _closing(driver: Driver) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await driver.close()
-
-
 class Portal:
     """The background event loop of the process. All synchronous clients share it, so a call needs no new loop and no new
     connection."""
@@ -507,7 +504,6 @@ class Client:
         queues: Collection[str] = (),
     ) -> None:
         self._inner = AsyncClient(driver, defaults=defaults, codecs=codecs, clock=clock, queues=queues)
-        self._inner.closes_itself = True
         _on_portal.add(self._inner)
         weakref.finalize(self, _close_dropped, self._inner).atexit = False
 

@@ -393,7 +393,7 @@ class Harbor:
             client = self._async_clients.get(loop)
             if client is None:
                 client = self._async_clients[loop] = self._connected(self._client_types[1])
-                client.closes_itself = True
+                client.close_with_loop()
             return client
 
     def _connected(self, kind: type[C]) -> C:
