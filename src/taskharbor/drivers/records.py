@@ -3,7 +3,8 @@ bounds hold on every store; `jobs` has the types."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
@@ -109,6 +110,13 @@ SettingsField: TypeAlias = Literal[
     "paused", "max_inflight", "failure_queue", "keep_done_us", "keep_dead_us", "keep_attempts_us"
 ]
 """The settings that an operator changes, each on its own."""
+# None: all.
+FieldNames: TypeAlias = Sequence[SettingsField] | None
+
+
+def changed_fields(fields: FieldNames, declares: bool) -> list[str]:
+    """Return the names of the settings that a call of `configure` changes."""
+    return [*(get_args(SettingsField) if fields is None else fields), *["declaration"] * declares]
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):

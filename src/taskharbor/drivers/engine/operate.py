@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import get_args
 
 from msgspec.structs import astuple, replace
 
-from taskharbor.drivers.contract import JobFilter, QueueSettings, SettingsField
+from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.engine.inspect import settings as settings_of
 from taskharbor.drivers.engine.loaded_jobs import JobRow, Unit
 from taskharbor.drivers.engine.tables import (
@@ -25,6 +24,7 @@ from taskharbor.drivers.engine.tables import (
     load,
     to_json,
 )
+from taskharbor.drivers.records import FieldNames, changed_fields
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros, Outcome
 
@@ -108,16 +108,15 @@ def configure(
     transaction: Transaction,
     queue: str,
     settings: QueueSettings,
-    now: Micros,
-    fields: Sequence[SettingsField] | None,
+    _: Micros,
+    fields: FieldNames,
     declares: bool,
 ) -> None:
     number = transaction.queue_id(queue)
     kept = settings_of(transaction, queue)
     if declares and kept.declaration == settings.declaration:
         return
-    names = [*(get_args(SettingsField) if fields is None else fields), *["declaration"] * declares]
-    changed = replace(kept, **{name: getattr(settings, name) for name in names})
+    changed = replace(kept, **{name: getattr(settings, name) for name in changed_fields(fields, declares)})
     transaction.execute(_SQL["configure"], (*astuple(changed), number))
     transaction.notifies = True
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 import msgspec
 
-from taskharbor.drivers.contract import JobFilter, Page, QueueSettings, QueueStats, SettingsField
+from taskharbor.drivers.contract import JobFilter, Page, QueueSettings, QueueStats
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.rows import READY, STATE_NUMBERS, STATES, int_array, job_record, text_array
+from taskharbor.drivers.records import FieldNames, changed_fields
 from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 
@@ -65,15 +65,9 @@ async def purge(session: Session, selection: JobFilter, limit: int) -> int:
 
 
 async def configure(
-    session: Session,
-    queue: str,
-    settings: QueueSettings,
-    _: Micros,
-    fields: Sequence[SettingsField] | None,
-    declares: bool,
+    session: Session, queue: str, settings: QueueSettings, _: Micros, fields: FieldNames, declares: bool
 ) -> None:
-    names = [*(get_args(SettingsField) if fields is None else fields), *(["declaration"] if declares else ())]
-    changes = {name: getattr(settings, name) for name in names}
+    changes = {name: getattr(settings, name) for name in changed_fields(fields, declares)}
     await session.call("change_settings", queue, msgspec.json.encode(changes).decode(), session.stir)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from operator import itemgetter
-from typing import get_args
 
 import msgspec
 
-from taskharbor.drivers.contract import JobFilter, JobShare, Page, QueueSettings, QueueStats, SettingsField
+from taskharbor.drivers.contract import JobFilter, JobShare, Page, QueueSettings, QueueStats
+from taskharbor.drivers.records import FieldNames, changed_fields
 from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.leases import ask_items, job_error
 from taskharbor.drivers.redis.library import Word
@@ -121,15 +121,10 @@ async def prune_queues(store: RedisStore, now: Micros, limit: int) -> int:
 
 
 async def configure(
-    store: RedisStore,
-    queue: str,
-    settings: QueueSettings,
-    now: Micros,
-    fields: Sequence[SettingsField] | None,
-    declares: bool,
+    store: RedisStore, queue: str, settings: QueueSettings, now: Micros, fields: FieldNames, declares: bool
 ) -> None:
     values: list[Word] = []
-    for name in get_args(SettingsField) if fields is None else fields:
+    for name in changed_fields(fields, False):
         value = getattr(settings, name)
         if value is None:
             value = "ever" if name.startswith("keep_") else ""
