@@ -364,7 +364,7 @@ class AsyncClient:
         self, job_ids: Sequence[str], *, run_at: datetime | None = None, keep_counts: bool = False
     ) -> list[JobState | JobError]:
         """Requeue dead jobs. Returns the state or the error of each, in order."""
-        now, at = await self.now(), None if run_at is None else to_micros(run_at)
+        at, now = None if run_at is None else to_micros(run_at), await self.now()
         return await self.driver.requeue(job_ids, now=now, run_at_us=at, keep_counts=keep_counts)
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:

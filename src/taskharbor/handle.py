@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from taskharbor.harbor import Harbor
 
 R = TypeVar("R")
+Clients: TypeAlias = "Harbor | Client | AsyncClient"
+"""The maker of a handle."""
 
 
 class JobHandle(Generic[R]):
@@ -24,10 +26,8 @@ class JobHandle(Generic[R]):
 
     __slots__ = ("_clients", "_result_type", "existed", "id")
 
-    def __init__(
-        self, maker: Harbor | Client | AsyncClient, job_id: str, existed: bool = False, result_type: Any = Any
-    ) -> None:
-        self._clients = maker
+    def __init__(self, clients: Clients, job_id: str, existed: bool = False, result_type: Any = Any) -> None:
+        self._clients = clients
         self.id = job_id
         self.existed = existed
         """True if the enqueue found a job that was there already (same key or idempotency key)."""
@@ -145,16 +145,14 @@ class JobHandle(Generic[R]):
 
 def kept_result(codec: Codec, record: JobRecord, data: bytes | None, type: Any) -> Any:
     """Decode the result of a job that is done. Raises ResultNotKept if it was not stored."""
+    result_of = f"job {record.id} ({record.type}) is done, and its result"
     try:
         result = decode_result(codec, data, type)
     except PayloadInvalid as misfit:
-        raise CodecError(
-            f"job {record.id} ({record.type}) is done, and its result does not fit the annotation {type!r} of the function: "
-            f"{misfit.__cause__}"
-        ) from misfit
+        annotation = f"the annotation {type!r} of the function"
+        raise CodecError(f"{result_of} does not fit {annotation}: {misfit.__cause__}") from misfit
     if isinstance(result, NotKept):
-        done = f"job {record.id} ({record.type}) is done"
-        raise ResultNotKept(f"{done}, and its result was not kept: {result.reason}")
+        raise ResultNotKept(f"{result_of} was not kept: {result.reason}")
     return result
 
 

@@ -591,8 +591,7 @@ class Harbor:
         queue = kept.get("queue")
         if queue and queue not in self.queues:
             self.queues.append(queue)
-        declared = kind(self, handler, typing.cast(Options, kept), result_type)
-        self.jobs[handler.type] = declared
+        self.jobs[handler.type] = declared = kind(self, handler, typing.cast(Options, kept), result_type)
         return declared
 
     # -- by type: producers that do not have the code -------------------------------------------------------

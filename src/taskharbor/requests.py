@@ -261,26 +261,23 @@ def as_duration(what: str, value: Any) -> Micros:
 def as_instant(what: str, value: Any) -> Micros:
     """Return an aware datetime in microseconds since the epoch. Raises InvalidRequest for anything else."""
     if not isinstance(value, datetime):
-        raise InvalidRequest(
-            f"{what} {value!r}: give an aware datetime, as datetime.now(timezone.utc) returns"
-        )
+        wanted = "an aware datetime, as datetime.now(timezone.utc) returns"
+        raise InvalidRequest(f"{what} {value!r}: give {wanted}")
     return to_micros(value)
 
 
 def _attempts(count: int) -> int:
     if isinstance(count, int) and count < 1:
-        raise InvalidRequest(
-            f"max_attempts {count}: at least 1, the first execution; leave it out for the default"
-        )
+        least = "at least 1, the first execution; leave it out for the default"
+        raise InvalidRequest(f"max_attempts {count}: {least}")
     return count
 
 
 def _run_at(request: JobRequest, now: Micros) -> Micros:
     if request.run_at is not None:
         if request.delay is not None:
-            raise InvalidRequest(
-                f"delay {request.delay!r} and run_at {request.run_at}: give one of them, not both"
-            )
+            both = f"delay {request.delay!r} and run_at {request.run_at}"
+            raise InvalidRequest(f"{both}: give one of them, not both")
         return as_instant("run_at", request.run_at)
     assert request.delay is not None
     delay = as_duration("delay", request.delay)
