@@ -187,16 +187,13 @@ def flag(names: str, help: str, **more: Any) -> Callable[[F], F]:
     return click.option(*names.split(), is_flag=True, help=help, **more)
 
 
-def _remember_flag(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value and parameter.name is not None:
-        setattr(context.ensure_object(Invocation), parameter.name, True)
-
-
-def _remember_name(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+def _remember(context: click.Context, parameter: click.Parameter, value: str | bool | None) -> None:
     name = parameter.name or ""
-    is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    if isinstance(value, str):
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        name = f"{'given' if is_given else 'environment'}_{name}"
     if value:
-        setattr(context.ensure_object(Invocation), f"{'given' if is_given else 'environment'}_{name}", value)
+        setattr(context.ensure_object(Invocation), name, value)
 
 
 class Command(click.Command):
@@ -209,8 +206,8 @@ class Command(click.Command):
     def __init__(self, *given: Any, has_store: bool = True, **more: Any) -> None:
         super().__init__(*given, **more)
         self.has_store = has_store
-        switch: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember_flag}
-        name: dict[str, Any] = {"expose_value": False, "callback": _remember_name, "hidden": not has_store}
+        switch: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember}
+        name: dict[str, Any] = {"expose_value": False, "callback": _remember, "hidden": not has_store}
         app = "The app.  [default: $TASKHARBOR_APP]"
         store = f"The store.  [default: the app's, else $TASKHARBOR_URL, else {DEFAULT_URL}]"
         self.params += [

@@ -85,12 +85,11 @@ _age = functools.partial(option, kind=opt.age, metavar="AGE|forever")
 def set_(settings: Invocation, /, names: tuple[str, ...], create: bool, **options: Any) -> None:
     """Change settings: the limit, the failure queue, retention. What is not named stays."""
     nothing = (0, "none", opt.FOREVER)
-    changes = {
-        name: None if value in nothing else value for name, value in options.items() if value is not None
-    }
+    given = {name: value for name, value in options.items() if value is not None}
+    changes = {name: None if value in nothing else value for name, value in given.items()}
     if not changes:
-        given = "--max-inflight, --failure-queue or --keep-..., like --keep-done 7d"
-        raise BadInput(f"nothing to change: give {given}")
+        wanted = "--max-inflight, --failure-queue or --keep-..., like --keep-done 7d"
+        raise BadInput(f"nothing to change: give {wanted}")
     _change_all(settings, names, create, **changes)
 
 
