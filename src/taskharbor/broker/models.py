@@ -372,14 +372,12 @@ def stats_view(stats: Sequence[QueueStats], now: Micros) -> StatsView:
 
 def broker_stats(stats: Sequence[QueueStats], now: Micros, address: str) -> BrokerStats:
     """All queues at a glance, as the broker at this address answers."""
-    counts = {
-        state: sum(one.counts[state] for one in stats) for state in (*WAITING_STATES, JobState.INFLIGHT)
-    }
-    total, in_progress = sum(counts.values()), counts[JobState.INFLIGHT]
+    unclaimed = sum(one.counts[state] for one in stats for state in WAITING_STATES)
+    in_progress = sum(one.counts[JobState.INFLIGHT] for one in stats)
     return BrokerStats(
         **structs.asdict(stats_view(stats, now)),
-        total=total,
-        unclaimed=total - in_progress,
+        total=unclaimed + in_progress,
+        unclaimed=unclaimed,
         in_progress=in_progress,
         broker_address=address,
     )

@@ -43,18 +43,17 @@ class PrivateDriver(MemoryDriver):
         return _StoredAtOnceAsync(self) if is_async(transaction) else _StoredAtOnce(self)
 
 
-class _StoredAtOnce(JoinedTransaction):
+class _AtOnce:
     def __init__(self, driver: PrivateDriver) -> None:
         self._driver = driver
 
+
+class _StoredAtOnce(_AtOnce, JoinedTransaction):
     def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
         return run_here(self._driver.enqueue(records, now=now))
 
 
-class _StoredAtOnceAsync(JoinedAsyncTransaction):
-    def __init__(self, driver: PrivateDriver) -> None:
-        self._driver = driver
-
+class _StoredAtOnceAsync(_AtOnce, JoinedAsyncTransaction):
     async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
         return await self._driver.enqueue(records, now=now)
 

@@ -343,9 +343,8 @@ def _as_exception(threw: Threw) -> Exception:
 def _wanted(handler: Handler) -> process_child.Wanted:
     """The path by which the child finds the handler. Checked in the parent, which can report a mistake."""
     assert handler.location is not None
-    wanted = process_child.Wanted(
-        handler.type, *handler.location, handler.arguments is None, handler.max_result_bytes
-    )
+    takes_job, most = handler.arguments is None, handler.max_result_bytes
+    wanted = process_child.Wanted(handler.type, *handler.location, takes_job, most)
     if process_child.find(wanted).function is not handler.function:
         raise InvalidRequest(
             f"{handler.type!r} runs in a process of its own, but {wanted.module}.{wanted.name} is not its "

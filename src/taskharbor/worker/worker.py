@@ -228,9 +228,8 @@ class Worker:
         size: int = 1,
     ) -> None:
         """Run `handler(job)` for every job of this type."""
-        self.add_handler(
-            Handler(type, handler, isolation=isolation, retry=retry, on_invalid=on_invalid, size=size)
-        )
+        made = Handler(type, handler, isolation=isolation, retry=retry, on_invalid=on_invalid, size=size)
+        self.add_handler(made)
 
     def add_handler(self, handler: Handler) -> None:
         """Add a handler that is made already. It is refused while the worker runs: its claims name the types."""
