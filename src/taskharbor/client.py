@@ -418,8 +418,8 @@ class AsyncClient:
         await self.configure(queue, create=create, paused=False)
 
     async def declare(self, queue: str, **settings: Unpack[QueueOptions]) -> None:
-        """Apply settings that code declares, unless the same declaration was applied last. So a declaration does not undo what an
-        operator has changed since. A setting that only the last declaration had gets its default."""
+        """Apply settings that code declares: those that differ from what was declared last. So it does not undo what an operator
+        has changed since. A setting that is no longer declared stays as it is."""
         await declare(self.driver, queue, settings, await self.now())
 
 
