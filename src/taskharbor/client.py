@@ -71,7 +71,9 @@ class AsyncClient:
         self._clock = clock
         self._backend_clock: BackendClock | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._ending: AsyncIterator[None] | None = None
+        self.closes_itself = False
+        """True: the connections are closed when the event loop ends, or when nobody has the client any more."""
+        self._closing: Any = None
 
     async def open(self) -> Self:
         """Open the store. Any other call does so too.
@@ -89,21 +91,8 @@ class AsyncClient:
         if opening is not None:
             # A failed opening raises in the call that began it, not here.
             await asyncio.wait([opening])
-            await self.driver.close()
-
-    def close_with_loop(self) -> None:
-        """Close the connections when the running event loop ends, as `asyncio.run` ends it."""
-
-        async def until_the_end() -> AsyncIterator[None]:
-            try:
-                yield
-            finally:
-                await self.close()
-
-        # A loop closes the async generators that began on it, before it closes itself.
-        self._ending = until_the_end()
-        with suppress(StopIteration):
-            self._ending.__anext__().send(None)  # type: ignore[attr-defined]
+            closing, self._closing = self._closing, None
+            await (self.driver.close() if closing is None else closing.aclose())
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -114,9 +103,16 @@ class AsyncClient:
     async def _ready(self) -> None:
         opening = self._opening
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            self._opening = opening = asyncio.ensure_future(self.driver.open())
+            self._opening = opening = asyncio.ensure_future(self._open())
         if not opening.done():
             await asyncio.shield(opening)
+
+    async def _open(self) -> None:
+        if self.closes_itself and self._closing is None:
+            # A loop ends such a generator when nobody has it any more, and before the loop itself ends.
+            self._closing = _closing(self.driver)
+            await anext(self._closing)
+        await self.driver.open()
 
     async def now(self) -> Micros:
         """The time that this client gives to every operation: the backend's, unless a clock was given."""
@@ -336,9 +332,8 @@ class AsyncClient:
 
     async def cancel_keys(self, queue: str, keys: Sequence[str], *, only_waiting: bool = False) -> list[int]:
         """Cancel the jobs of keys. Returns the number of jobs for each key, in order."""
-        return await self.driver.cancel_keys(
-            keys, queue=queue, now=await self.now(), only_waiting=only_waiting
-        )
+        now = await self.now()
+        return await self.driver.cancel_keys(keys, queue=queue, now=now, only_waiting=only_waiting)
 
     async def requeue(
         self, job_id: str, *, run_at: datetime | None = None, keep_counts: bool = False
@@ -365,10 +360,8 @@ class AsyncClient:
         self, job_ids: Sequence[str], *, run_at: datetime | None = None, keep_counts: bool = False
     ) -> list[JobState | JobError]:
         """Requeue dead jobs. Returns the state or the error of each, in order."""
-        run_at_us = None if run_at is None else to_micros(run_at)
-        return await self.driver.requeue(
-            job_ids, now=await self.now(), run_at_us=run_at_us, keep_counts=keep_counts
-        )
+        now, at = await self.now(), None if run_at is None else to_micros(run_at)
+        return await self.driver.requeue(job_ids, now=now, run_at_us=at, keep_counts=keep_counts)
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
         """Remove ended jobs.
@@ -421,6 +414,13 @@ class AsyncClient:
         """Apply settings that code declares: those that differ from what was declared last. So it does not undo what an operator
         has changed since. A setting that is no longer declared stays as it is."""
         await declare(self.driver, queue, settings, await self.now())
+
+
+async def _closing(driver: Driver) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await driver.close()
 
 
 class Portal:
@@ -507,6 +507,7 @@ class Client:
         queues: Collection[str] = (),
     ) -> None:
         self._inner = AsyncClient(driver, defaults=defaults, codecs=codecs, clock=clock, queues=queues)
+        self._inner.closes_itself = True
         _on_portal.add(self._inner)
         weakref.finalize(self, _close_dropped, self._inner).atexit = False
 
@@ -534,16 +535,13 @@ class Client:
         portal().call(self._inner.open())
         return self
 
-    def close(self) -> None:
-        """Close the connections. The client opens them again when it is used again."""
-        portal().call(self._inner.close())
-
     def __enter__(self) -> Self:
         return self.open()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    close = _blocking(AsyncClient.close)
     now = _blocking(AsyncClient.now)
     enqueue_batch = _blocking(AsyncClient.enqueue_batch)
     enqueue_like = _blocking(AsyncClient.enqueue_like)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -20,9 +19,9 @@ from taskharbor.drivers.records import FAILURE_TYPE, FailurePayload
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import CodecError, InvalidRequest
 from taskharbor.handle import JobHandle
-from taskharbor.handlers import Handler, Options
+from taskharbor.handlers import Handler, Options, RunOptions, check_options
 from taskharbor.jobs import JobRequest, UpdateFlags
-from taskharbor.requests import EncodedPayload, RecordBuilder, new_id
+from taskharbor.requests import EncodedPayload, new_id
 from taskharbor.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -32,17 +31,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[[FailedJob], Any]")
 
 
-class FailureOptions(TypedDict, total=False):
-    """Options of `@harbor.on_failure(...)`: the jobs that it is for, and how the handler itself is run."""
+class FailureOptions(RunOptions, total=False):
+    """Options of `@harbor.on_failure(...)`: the jobs that it is for (`queue`, `job`), and how the handler itself is run."""
 
-    queue: str
     job: JobType[..., Any] | str
     type: str
-    priority: int
-    timeout: timedelta | float
-    max_attempts: int
-    max_stalls: int
-    backoff: tuple[float, float]
     retry: RetryPolicy | int
 
 
@@ -93,8 +86,9 @@ class FailureHandler(msgspec.Struct, frozen=True):
 class OnFailure:
     """The decorator `on_failure`, bare or with options. It returns the function as it is."""
 
-    def __init__(self, declare: Callable[[Callable[[FailedJob], Any], dict[str, Any]], None]) -> None:
-        self._declare = declare
+    def __init__(self, harbor: Harbor, **of_job: JobType[..., Any]) -> None:
+        self._harbor = harbor
+        self._of_job = of_job
 
     @overload
     def __call__(self, function: F, /) -> F: ...
@@ -104,16 +98,15 @@ class OnFailure:
 
     def __call__(self, function: Any = None, /, **options: Any) -> Any:
         def declare(decorated: Any) -> Any:
-            self._declare(decorated, dict(options))
+            _declare(self._harbor, decorated, {**options, **self._of_job})
             return decorated
 
         return declare if function is None else declare(function)
 
 
-def declare_failure_handler(
-    harbor: Harbor, function: Callable[[FailedJob], Any], options: dict[str, Any]
-) -> None:
+def _declare(harbor: Harbor, function: Callable[[FailedJob], Any], options: dict[str, Any]) -> None:
     """Store a failure handler in the app, with the handler of its jobs and the one that makes them."""
+    check_options(options, FailureOptions, "a failure handler")
     name = options.pop("type", None) or f"{FAILURE_TYPE}.{function.__name__}"
     queue, job, retry = (options.pop(option, None) for option in ("queue", "job", "retry"))
     try:
@@ -126,12 +119,8 @@ def declare_failure_handler(
             f"a job of the type {FAILURE_TYPE if is_taken else name!r} is declared already; "
             "give this failure handler another with on_failure(type=...)"
         )
-    request = JobRequest(type=name, payload=EncodedPayload(b""), codec="json", **options)
-    try:
-        RecordBuilder(harbor.defaults, harbor.codecs).build([_job_of(request, new_id(), {}, None)], 0)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"failure handler {name!r}: {error}") from None
-
+    stored = {"codec": "json", "idempotency_key": f"{new_id()}:{name}", **options}
+    harbor._builder.check(f"failure handler {name!r}", name, stored)
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -145,6 +134,7 @@ def declare_failure_handler(
 
     harbor.handlers[name] = Handler(name, run, retry=retry)
     harbor.handlers.setdefault(FAILURE_TYPE, Handler(FAILURE_TYPE, functools.partial(_dispatch, harbor)))
+    request = JobRequest(type=name, payload=EncodedPayload(b""), codec="json", **options)
     harbor.failure_handlers.append(FailureHandler(queue, getattr(job, "type", job), request))
 
 
@@ -178,7 +168,9 @@ async def _dispatch(harbor: Harbor, job: Job) -> None:
     """Enqueue a job for every failure handler that matches; once, however often this is run."""
     failed = msgspec.json.decode(job.payload, type=FailurePayload)
     requests = [
-        _job_of(one.request, job.id, job.headers, job.queue)
+        msgspec.structs.replace(
+            one.request, queue=job.queue, headers=job.headers, idempotency_key=f"{job.id}:{one.request.type}"
+        )
         for one in harbor.failure_handlers
         if one.queue in (None, failed.queue) and one.job in (None, failed.type)
     ]
@@ -192,12 +184,6 @@ async def _dispatch(harbor: Harbor, job: Job) -> None:
         await client.driver.enqueue(records, now=now)
 
 
-def _job_of(request: JobRequest, job_id: str, headers: Mapping[str, str], queue: str | None) -> JobRequest:
-    """The job of one failure handler for one job in a failure queue."""
-    key = f"{job_id}:{request.type}"
-    return msgspec.structs.replace(request, queue=queue, headers=headers, idempotency_key=key)
-
-
 def _failed_job(harbor: Harbor, job: Job) -> FailedJob:
     failed = msgspec.json.decode(job.payload, type=FailurePayload)
     try:
@@ -205,26 +191,18 @@ def _failed_job(harbor: Harbor, job: Job) -> FailedJob:
     except CodecError:
         payload = failed.payload
     declared = harbor.jobs.get(failed.type)
-    of_job: Options = {
-        "queue": failed.queue,
-        "headers": job.headers,
-        "codec": failed.codec,
-        "idempotency_key": job.id,
-    }
+    request = msgspec.structs.replace(
+        JobRequest(type=failed.type) if declared is None else declared._template(),
+        payload=EncodedPayload(failed.payload),
+        queue=failed.queue,
+        headers=job.headers,
+        codec=failed.codec,
+        idempotency_key=job.id,
+    )
     if failed.key is not None:
         # What waits under the key is newer than the job that died.
-        of_job |= {"key": failed.key, "update": UpdateFlags(payload=False)}
-    template = JobRequest(type=failed.type) if declared is None else declared._template()
+        request.key, request.update = failed.key, UpdateFlags(payload=False)
+    fields = {name: getattr(failed, name) for name in ("type", "queue", "error", "key", "attempts", "stalls")}
     return FailedJob(
-        id=failed.job_id,
-        type=failed.type,
-        queue=failed.queue,
-        payload=payload,
-        error=failed.error,
-        key=failed.key,
-        attempts=failed.attempts,
-        stalls=failed.stalls,
-        headers=job.headers,
-        _request=msgspec.structs.replace(template, payload=EncodedPayload(failed.payload), **of_job),
-        _harbor=harbor,
+        id=failed.job_id, payload=payload, headers=job.headers, _request=request, _harbor=harbor, **fields
     )

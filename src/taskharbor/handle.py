@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from taskharbor.codec import Codec, CodecRegistry, NotKept, decode_result
+from taskharbor.codec import Codec, NotKept, decode_result
 from taskharbor.errors import CodecError, JobFailed, PayloadInvalid, ResultNotKept
 from taskharbor.jobs import Attempt, JobRecord, JobState
 
 if TYPE_CHECKING:
     from taskharbor.client import AsyncClient, Client
+    from taskharbor.harbor import Harbor
 
 R = TypeVar("R")
-
-
-class Clients(Protocol):
-    """The maker of a handle: an app, a `Client` or an `AsyncClient`."""
-
-    @property
-    def codecs(self) -> CodecRegistry: ...
-
-    @property
-    def client(self) -> Client: ...
-
-    def async_client(self) -> AsyncClient: ...
 
 
 class JobHandle(Generic[R]):
@@ -35,8 +24,10 @@ class JobHandle(Generic[R]):
 
     __slots__ = ("_clients", "_result_type", "existed", "id")
 
-    def __init__(self, clients: Clients, job_id: str, existed: bool = False, result_type: Any = Any) -> None:
-        self._clients = clients
+    def __init__(
+        self, maker: Harbor | Client | AsyncClient, job_id: str, existed: bool = False, result_type: Any = Any
+    ) -> None:
+        self._clients = maker
         self.id = job_id
         self.existed = existed
         """True if the enqueue found a job that was there already (same key or idempotency key)."""
@@ -144,9 +135,8 @@ class JobHandle(Generic[R]):
     def _decode(self, record: JobRecord) -> R:
         if record.state is not JobState.DONE:
             raise JobFailed(record)
-        result: R = kept_result(
-            self._clients.codecs.get(record.codec), record, record.result, self._result_type
-        )
+        codec = self._clients.codecs.get(record.codec)
+        result: R = kept_result(codec, record, record.result, self._result_type)
         return result
 
     def __repr__(self) -> str:
@@ -163,9 +153,8 @@ def kept_result(codec: Codec, record: JobRecord, data: bytes | None, type: Any) 
             f"{misfit.__cause__}"
         ) from misfit
     if isinstance(result, NotKept):
-        raise ResultNotKept(
-            f"job {record.id} ({record.type}) is done, and its result was not kept: {result.reason}"
-        )
+        done = f"job {record.id} ({record.type}) is done"
+        raise ResultNotKept(f"{done}, and its result was not kept: {result.reason}")
     return result
 
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
 
 import msgspec
 
@@ -25,8 +25,8 @@ MOST_RESULT_BYTES = 1_048_576
 OnInvalid: TypeAlias = Literal["dead", "complete"]
 
 
-class CommonOptions(TypedDict, total=False):
-    """Options of a declaration, which a single call may replace."""
+class RunOptions(TypedDict, total=False):
+    """Options that say where and how jobs are run."""
 
     queue: str
     priority: int
@@ -34,6 +34,11 @@ class CommonOptions(TypedDict, total=False):
     max_attempts: int
     max_stalls: int
     backoff: tuple[float, float]
+
+
+class CommonOptions(RunOptions, total=False):
+    """Options of a declaration, which a single call may replace."""
+
     codec: str
 
 
@@ -64,13 +69,30 @@ class JobOptions(DeclaredOptions, total=False):
     size: int
 
 
+def check_options(options: dict[str, Any], known: type[Any], what: str) -> None:
+    """Refuse unknown options. `retry=3` becomes `max_attempts=3`."""
+    if unknown := options.keys() - known.__annotations__.keys():
+        instead = ""
+        if unknown <= Options.__annotations__.keys():
+            instead = " (it is one of a call: job.options(...).enqueue(...))"
+        elif unknown <= DeclaredOptions.__annotations__.keys():
+            instead = " (it is one of the declaration: @harbor.job(...))"
+        names = ", ".join(known.__annotations__)
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))} for {what}{instead}; known: {names}")
+    retry = options.get("retry")
+    if isinstance(retry, int) and not isinstance(retry, bool):
+        if "max_attempts" in options:
+            raise InvalidRequest(
+                f"retry={retry} means max_attempts={retry}, which is given too: leave one out"
+            )
+        options["max_attempts"] = options.pop("retry")
+
+
 def check_result_bytes(owner: str, limit: int) -> None:
     """Refuse a bound of results that no store keeps."""
     if not isinstance(limit, int) or not 0 <= limit <= MOST_RESULT_BYTES:
-        raise InvalidRequest(
-            f"{owner}: max_result_bytes={limit!r}: from 0 to {MOST_RESULT_BYTES}; store more elsewhere and return a reference "
-            "to it"
-        )
+        bounds = f"from 0 to {MOST_RESULT_BYTES}; store more elsewhere and return a reference to it"
+        raise InvalidRequest(f"{owner}: max_result_bytes={limit!r}: {bounds}")
 
 
 class Handler(msgspec.Struct):
@@ -106,44 +128,34 @@ class Handler(msgspec.Struct):
     """Module and name under which a worker process finds the function again."""
 
     def __post_init__(self) -> None:
-        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
-            raise InvalidRequest(
-                f"{self.type!r} is a generator function (it has a yield), and its body would never run: return a value"
-            )
         self.is_async = inspect.iscoroutinefunction(self.function)
         if self.isolation is None:
             self.isolation = "loop" if self.is_async else "thread"
-        if self.isolation not in ("loop", "thread", "process"):
-            raise InvalidRequest(
-                f"{self.type!r}: isolation={self.isolation!r}: choose 'loop', 'thread' or 'process'"
-            )
-        if self.isolation == "loop" and not self.is_async:
-            raise InvalidRequest(
-                f"{self.type!r} is a plain function and would block the event loop: make it 'async def', or use threads"
-            )
-        if self.isolation == "thread" and self.is_async:
-            raise InvalidRequest(
-                f"{self.type!r} is 'async def': it runs on the loop or in a process, not on a thread"
-            )
-        is_policy = callable(getattr(self.retry, "next_delay", None)) and not isinstance(self.retry, type)
-        if self.retry is not None and not is_policy:
-            raise InvalidRequest(
-                f"{self.type!r}: retry={self.retry!r}: give the number of executions, as in retry=3, or an object with "
-                "next_delay(job, attempt, error)"
-            )
-        if self.on_invalid not in ("dead", "complete"):
-            raise InvalidRequest(
-                f"{self.type!r}: on_invalid={self.on_invalid!r}: choose 'dead' or 'complete'"
-            )
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise InvalidRequest(
-                f"{self.type!r}: size={self.size!r}: give the number of places that it takes, from 1"
-            )
-        check_result_bytes(repr(self.type), self.max_result_bytes)
         module = getattr(self.function, "__module__", None)
         name = getattr(self.function, "__qualname__", None)
         self.location = (module, name) if module and name and "<" not in name else None
+        if misfit := self._misfit():
+            raise InvalidRequest(f"{self.type!r}{misfit}")
+        check_result_bytes(repr(self.type), self.max_result_bytes)
+
+    def _misfit(self) -> str:
+        """Return what is wrong with the function or an option; empty if nothing is."""
+        if inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function):
+            return " is a generator function (it has a yield), and its body would never run: return a value"
+        if self.isolation not in get_args(Isolation):
+            return f": isolation={self.isolation!r}: choose 'loop', 'thread' or 'process'"
+        if self.isolation == "loop" and not self.is_async:
+            return " is a plain function and would block the event loop: make it 'async def', or use threads"
+        if self.isolation == "thread" and self.is_async:
+            return " is 'async def': it runs on the loop or in a process, not on a thread"
+        is_policy = callable(getattr(self.retry, "next_delay", None)) and not isinstance(self.retry, type)
+        if self.retry is not None and not is_policy:
+            policy = "an object with next_delay(job, attempt, error)"
+            return f": retry={self.retry!r}: give the number of executions, as in retry=3, or {policy}"
+        if self.on_invalid not in get_args(OnInvalid):
+            return f": on_invalid={self.on_invalid!r}: choose 'dead' or 'complete'"
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            return f": size={self.size!r}: give the number of places that it takes, from 1"
         if self.isolation == "process" and self.location is None:
-            raise InvalidRequest(
-                f"{self.type!r} runs in a process of its own, which finds it by import: define it at the top of a module"
-            )
+            return " runs in a process of its own, which finds it by import: define it at the top of a module"
+        return ""

@@ -14,6 +14,7 @@ The app only combines `Client`, `Worker` and a driver. These know nothing of it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import os
@@ -37,16 +38,9 @@ from taskharbor.drivers.contract import Driver, Enqueued
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import CodecError, Forbidden, InvalidRequest
-from taskharbor.failures import (
-    FailedJob,
-    FailureHandler,
-    FailureOptions,
-    OnFailure,
-    declare_failure_handler,
-    served_queues,
-)
+from taskharbor.failures import FailureHandler, OnFailure, served_queues
 from taskharbor.handle import JobHandle
-from taskharbor.handlers import DeclaredOptions, Handler, JobOptions, Lifespan, Options, check_result_bytes
+from taskharbor.handlers import Handler, JobOptions, Lifespan, Options, check_options, check_result_bytes
 from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest, Micros
 from taskharbor.queue_settings import QueueOptions, changing, declare
 from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder, wrong_row
@@ -112,7 +106,7 @@ class JobType(Generic[P, R]):
             InvalidRequest: A value is not allowed.
             TypeError: There is no option of this name.
         """
-        _check_options(typing.cast(dict[str, Any], options), Options, "a call")
+        check_options(typing.cast(dict[str, Any], options), Options, "a call")
         merged = typing.cast(Options, {**self._options, **options})
         self._harbor._builder.check(f"job {self.type!r}", self.type, merged)
         return self.__class__(self._harbor, self.handler, merged, self._result_type)
@@ -145,9 +139,8 @@ class JobType(Generic[P, R]):
 
     async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """The async form of `enqueue`."""
-        return self._handles(
-            await self._harbor.async_client().enqueue_batch([self.request(*args, **kwargs)])
-        )[0]
+        client, request = self._harbor.async_client(), self.request(*args, **kwargs)
+        return self._handles(await client.enqueue_batch([request]))[0]
 
     def handle(self, job_id: str) -> JobHandle[R]:
         """Return a handle on a job of this type by its id. Its result has the type that the function returns."""
@@ -156,8 +149,7 @@ class JobType(Generic[P, R]):
     @property
     def on_failure(self) -> OnFailure:
         """Declare a failure handler for jobs of this type: `@send.on_failure`. See `Harbor.on_failure`."""
-        declare = self._harbor._declare_failure_handler
-        return OnFailure(lambda function, options: declare(function, {**options, "job": self}))
+        return OnFailure(self._harbor, job=self)
 
     def enqueue_many(self, calls: Calls) -> list[JobHandle[R]]:
         """Enqueue one job per item, in a few round trips. A tuple holds positional arguments, a mapping named ones.
@@ -214,9 +206,8 @@ class JobType(Generic[P, R]):
             raise InvalidRequest(
                 f"payload of type {type(payload).__name__} for the declared job {self.type!r}: give a mapping of its arguments"
             )
-        given = {
-            name: value for name in Options.__annotations__ if (value := getattr(request, name)) is not None
-        }
+        asked = {name: getattr(request, name) for name in Options.__annotations__}
+        given = {name: value for name, value in asked.items() if value is not None}
         # Not through `options`: the client checks them with the request.
         merged = typing.cast(Options, {**self._options, **given})
         try:
@@ -257,25 +248,6 @@ def _as_call(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(call), {}
 
 
-def _check_options(options: dict[str, Any], known: type[Any], what: str) -> None:
-    """Refuse unknown options. `retry=3` becomes `max_attempts=3`."""
-    if unknown := options.keys() - known.__annotations__.keys():
-        instead = ""
-        if unknown <= Options.__annotations__.keys():
-            instead = " (it is one of a call: job.options(...).enqueue(...))"
-        elif unknown <= DeclaredOptions.__annotations__.keys():
-            instead = " (it is one of the declaration: @harbor.job(...))"
-        names = ", ".join(known.__annotations__)
-        raise TypeError(f"unknown option {', '.join(sorted(unknown))} for {what}{instead}; known: {names}")
-    retry = options.get("retry")
-    if isinstance(retry, int) and not isinstance(retry, bool):
-        if "max_attempts" in options:
-            raise InvalidRequest(
-                f"retry={retry} means max_attempts={retry}, which is given too: leave one out"
-            )
-        options["max_attempts"] = options.pop("retry")
-
-
 def _check_function(function: Any, type: str | None) -> None:
     """Refuse what a worker could not call."""
     if isinstance(function, str):
@@ -297,16 +269,14 @@ class SyncJobType(JobType[P, R]):
     """A job declared on `def`. A call runs the function directly."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = self.handler.function(*args, **kwargs)
-        return result
+        return typing.cast("R", self.handler.function(*args, **kwargs))
 
 
 class AsyncJobType(JobType[P, R]):
     """A job declared on `async def`. A call returns the coroutine."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        coroutine: Coroutine[Any, Any, R] = self.handler.function(*args, **kwargs)
-        return coroutine
+        return typing.cast("Coroutine[Any, Any, R]", self.handler.function(*args, **kwargs))
 
 
 def _request(type: str, payload: Any, options: Options) -> JobRequest:
@@ -315,25 +285,18 @@ def _request(type: str, payload: Any, options: Options) -> JobRequest:
             f"{type!r} is not a type: give the text, or call .enqueue(...) on the declared job"
         )
     what = f"harbor.enqueue({type!r}), whose payload has the arguments"
-    _check_options(typing.cast(dict[str, Any], options), Options, what)
+    check_options(typing.cast(dict[str, Any], options), Options, what)
     return JobRequest(type=type, payload=payload, **options)
 
 
-class _Declare:
+class _Declare(typing.Protocol):
     """The decorator that `@harbor.job(...)` returns. It keeps parameters and result, for `async def` and `def`."""
-
-    def __init__(self, harbor: Harbor, options: JobOptions) -> None:
-        self._harbor = harbor
-        self._options = options
 
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncJobType[P, R]: ...  # type: ignore[overload-overlap]
 
     @overload
     def __call__(self, function: Callable[P, R]) -> SyncJobType[P, R]: ...
-
-    def __call__(self, function: Callable[..., Any]) -> JobType[..., Any]:
-        return self._harbor._declare(function, self._options)
 
 
 class Harbor:
@@ -366,11 +329,8 @@ class Harbor:
         self._builder = RecordBuilder(self.defaults, self.codecs)
         self._builder.check("Harbor()", "any", {})
         self.middleware: list[Middleware] = listed("middleware", middleware)
-        for one in self.middleware:
-            if not callable(one):
-                raise InvalidRequest(
-                    f"middleware {one!r}: give functions, as in async def trace(job, call_next)"
-                )
+        for one in [one for one in self.middleware if not callable(one)]:
+            raise InvalidRequest(f"middleware {one!r}: give functions, as in async def trace(job, call_next)")
         check_result_bytes("Harbor()", max_result_bytes)
         self.max_result_bytes = max_result_bytes
         made = isinstance(lifespan, (AbstractContextManager, AbstractAsyncContextManager))
@@ -433,7 +393,7 @@ class Harbor:
             client = self._async_clients.get(loop)
             if client is None:
                 client = self._async_clients[loop] = self._connected(self._client_types[1])
-                client.close_with_loop()
+                client.closes_itself = True
             return client
 
     def _connected(self, kind: type[C]) -> C:
@@ -521,31 +481,29 @@ class Harbor:
             InvalidRequest: An option has a wrong value, or the function cannot be a job.
             TypeError: There is no option of this name.
         """
-        _check_options(options, JobOptions, "a job")
-        declare = _Declare(self, typing.cast(JobOptions, options))
+        check_options(options, JobOptions, "a job")
+        declare = functools.partial(self._declare, typing.cast(JobOptions, options))
         return declare if function is None else declare(function)
 
-    def _declare(self, function: Callable[..., Any], options: JobOptions) -> JobType[..., Any]:
+    def _declare(self, options: JobOptions, function: Callable[..., Any]) -> JobType[..., Any]:
         type = options.get("type")
         _check_function(function, type)
         arguments = Arguments(function)
         if arguments.type.__struct_fields__[:1] in (("self",), ("cls",)):
-            raise InvalidRequest(
-                f"{function!r} is a method, and a worker has no object to call it on: declare a function"
-            )
-        handler = Handler(
-            function.__name__ if type is None else type,
-            function,
-            isolation=options.get("isolation"),
-            retry=options.get("retry"),
-            on_invalid=options.get("on_invalid", "dead"),
-            max_result_bytes=options.get("max_result_bytes", self.max_result_bytes),
-            size=options.get("size", 1),
-            arguments=arguments,
-            lifespan=self.lifespan,
+            instead = "is a method, and a worker has no object to call it on: declare a function"
+            raise InvalidRequest(f"{function!r} {instead}")
+        type = function.__name__ if type is None else type
+        handler = self._handler(
+            options, type=type, function=function, arguments=arguments, lifespan=self.lifespan
         )
         result_type = typing.get_type_hints(function).get("return", Any)
-        return self.remember(AsyncJobType if handler.is_async else SyncJobType, handler, options, result_type)
+        kind: Any = AsyncJobType if handler.is_async else SyncJobType
+        declared: JobType[..., Any] = self._remember(kind, handler, options, result_type)
+        return declared
+
+    def _handler(self, options: Mapping[str, Any], **own: Any) -> Handler:
+        given = {"max_result_bytes": self.max_result_bytes, **options, **own}
+        return Handler(**{name: given[name] for name in Handler.__struct_fields__ if name in given})
 
     @overload
     def batch_job(self, function: Callable[[Any], Any], /) -> BatchJobType[...]: ...
@@ -579,7 +537,7 @@ class Harbor:
         """
         from taskharbor.batch_jobs import BatchJobOptions, declare_batch_job
 
-        _check_options(options, BatchJobOptions, "a batch job")
+        check_options(options, BatchJobOptions, "a batch job")
         given = typing.cast(BatchJobOptions, options)
 
         def declare(decorated: Callable[[Any], Any]) -> Any:
@@ -595,11 +553,7 @@ class Harbor:
         The function takes a `FailedJob`. It runs as a job with options of its own: `max_attempts`, `retry`, `timeout` and others.
         `queue` and `job` restrict it to the jobs of a queue or of a type.
         """
-        return OnFailure(self._declare_failure_handler)
-
-    def _declare_failure_handler(self, function: Callable[[FailedJob], Any], options: dict[str, Any]) -> None:
-        _check_options(options, FailureOptions, "a failure handler")
-        declare_failure_handler(self, function, options)
+        return OnFailure(self)
 
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> None:
         """Declare a queue of this app with its settings: `harbor.queue("mail", max_inflight=5, failure_queue="failed")`.
@@ -625,7 +579,7 @@ class Harbor:
                 # Workers behind a broker need no right to change settings.
                 log.warning("the declaration of queue %s is not applied: %s", queue, error)
 
-    def remember(self, kind: type[J], handler: Handler, options: Mapping[str, Any], result_type: Any) -> J:
+    def _remember(self, kind: type[J], handler: Handler, options: Mapping[str, Any], result_type: Any) -> J:
         """Store a declared job. A wrong option is refused here, at the declaration, and not when the first job is enqueued."""
         if handler.type in self.handlers:
             raise InvalidRequest(
@@ -658,9 +612,8 @@ class Harbor:
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
         """Enqueue requests of any types: `[add.request(1, 2), greet.request("Ada")]`."""
-        return [
-            JobHandle(self, one.id, one.existed) for one in self.client.enqueue_many(self._checked(requests))
-        ]
+        accepted = self.client.enqueue_many(self._checked(requests))
+        return [JobHandle(self, one.id, one.existed) for one in accepted]
 
     async def enqueue_many_async(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
         """The async form of `enqueue_many`."""
@@ -670,14 +623,10 @@ class Harbor:
     def _checked(self, requests: Iterable[JobRequest]) -> list[JobRequest]:
         asked, checked = list(requests), list[JobRequest]()
         try:
-            checked.extend(
-                self.jobs[one.type]._completed(one)
-                if isinstance(one, JobRequest)
-                and one.type in self.jobs
-                and not isinstance(one.payload, EncodedPayload)
-                else one
-                for one in asked
-            )
+            for one in asked:
+                is_open = isinstance(one, JobRequest) and not isinstance(one.payload, EncodedPayload)
+                declared = self.jobs.get(one.type) if is_open else None
+                checked.append(one if declared is None else declared._completed(one))
         except (InvalidRequest, CodecError) as error:
             raise error if len(asked) == 1 else wrong_row(len(checked), error) from None
         return checked

@@ -169,14 +169,10 @@ class Job(Stoppable):
         """
         try:
             encoded = msgspec.json.encode(value)
+            if len(encoded) > MAX_PROGRESS_BYTES:
+                raise ValueError(f"it has {len(encoded)} bytes, and at most {MAX_PROGRESS_BYTES} are")
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             log.warning("a progress of %s %s is not kept: %s", self.type, self.id, error)
-            return
-        if len(encoded) > MAX_PROGRESS_BYTES:
-            log.warning(
-                "a progress of %s %s is not kept: it has %d bytes, and at most %d are",
-                *(self.type, self.id, len(encoded), MAX_PROGRESS_BYTES),
-            )
             return
         if self._report is not None:
             self._report(self.record, encoded)

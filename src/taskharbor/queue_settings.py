@@ -51,8 +51,8 @@ async def check_known(driver: Driver, queue: str, now: Micros) -> None:
 
 
 async def declare(driver: Driver, queue: str, options: Mapping[str, Any], now: Micros) -> None:
-    """Apply those settings of a declaration that differ from the declared ones of last time, each on its own. The store keeps what
-    was declared, by all apps that share the queue."""
+    """Apply those settings of a declaration that differ from what was declared last, each on its own. The store keeps what was
+    declared, by all apps that share the queue."""
     call = changing(queue, options, now)
     stored = (await driver.settings(queue)).declaration
     applied = msgspec.json.decode(stored or "{}")

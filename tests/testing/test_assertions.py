@@ -83,7 +83,7 @@ def test_the_message_shows_what_was_enqueued_instead() -> None:
     assert str(failed.value) == (
         "mail with args={'to': 'ada'}, queue='default' was not enqueued.\n"
         "Enqueued were:\n"
-        "  mail(options=None, at=None, to='bob') in 'default', ready\n"
+        "  mail(to='bob', options=None, at=None) in 'default', ready\n"
         "  resize(width=1, height=2) in 'images', scheduled, key='k', delay=5.0\n"
         "  foreign([1, 2]) in 'default', ready"
     )

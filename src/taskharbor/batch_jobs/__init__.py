@@ -17,7 +17,7 @@ import msgspec
 
 from taskharbor.codec import Codec, CodecRegistry, encode_checked
 from taskharbor.errors import CodecError, InvalidRequest, MissingExtra, PayloadInvalid
-from taskharbor.handlers import DeclaredOptions, Handler
+from taskharbor.handlers import DeclaredOptions
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord
 from taskharbor.middleware import Batch, Job, PayloadRejected, Raised, current_batch, set_current_batch
@@ -217,15 +217,9 @@ def declare_batch_job(
         takes_pandas=_library(name, function) == "pandas",
         size=size,
     )
-    handler = Handler(
-        name,
-        _job_by_job(call, harbor.codecs),
-        retry=options.get("retry"),
-        on_invalid=options.get("on_invalid", "dead"),
-        max_result_bytes=options.get("max_result_bytes", harbor.max_result_bytes),
-        batch=call,
-    )
-    declared: BatchJobType[P] = harbor.remember(BatchJobType, handler, options, Any)
+    function = _job_by_job(call, harbor.codecs)
+    handler = harbor._handler(options, type=name, function=function, batch=call, size=1)
+    declared: BatchJobType[P] = harbor._remember(BatchJobType, handler, options, Any)
     return declared
 
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from taskharbor.broker import models
 from taskharbor.broker.error_responses import Problem, invalid
 from taskharbor.broker.request_response import ClientGone, unless_left, watched_client
-from taskharbor.broker.routes import Reply, RouteCall, check_batch, decoded, route, route_many, route_one
+from taskharbor.broker.routes import Reply, RouteCall, decoded, route, route_many, route_one
 from taskharbor.drivers.operations import Enqueue, Wait
 from taskharbor.drivers.records import Ack, Discard, Extension, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch, RemoteError
@@ -114,7 +114,7 @@ async def submit(call: RouteCall) -> Reply:
     data: bytes = call.body
     is_single = "jobs" not in decoded(_fields, data)
     jobs = [decoded(_one, data)] if is_single else decoded(_many, data).jobs
-    check_batch(len(jobs), call.service.config.max_batch)
+    call.check_batch(len(jobs))
     now = call.service.now()
     records = _builder.build(await in_turns(_request(job, call) for job in jobs), now)
     accepted = await call.service.driver.run(Enqueue(records, now, new_ids=True))
@@ -161,12 +161,9 @@ def _are_still_leased(claimed: Claimed, now: Micros) -> bool:
 async def claim(call: RouteCall) -> Claimed:
     """Lease runnable jobs; with wait_seconds, wait until there is one."""
     is_original = "workerId" in decoded(_fields, call.body)
+    call.body = asked = decoded(_original_claim if is_original else _claim, call.body)
     if is_original:
-        asked: models.OriginalClaim = decoded(_original_claim, call.body)
-        worker = _original_worker(call, asked.worker_id)
-        call.body = models.ClaimRequest(worker=worker, types=asked.types)
-    else:
-        call.body = decoded(_claim, call.body)
+        call.body = models.ClaimRequest(worker=_original_worker(call, asked.worker_id), types=asked.types)
     if call.body.wait_seconds <= 0:
         records = await _reserve(call)
     else:

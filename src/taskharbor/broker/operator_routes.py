@@ -9,15 +9,7 @@ from urllib.parse import urlsplit
 
 import taskharbor
 from taskharbor.broker import models
-from taskharbor.broker.routes import (
-    Reply,
-    RouteCall,
-    check_batch,
-    first_sentence,
-    route,
-    route_many,
-    route_one,
-)
+from taskharbor.broker.routes import Reply, RouteCall, first_sentence, route, route_many, route_one
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import CancelJobs, Requeue
 from taskharbor.drivers.records import JobFilter, QueueSettings
@@ -158,7 +150,7 @@ async def cancel_keys(call: RouteCall) -> models.CancelledKeys:
     """Cancel the jobs of keys in a queue."""
     service, body = call.service, call.body
     keys = list(dict.fromkeys(body.keys))
-    check_batch(len(keys), service.config.max_batch)
+    call.check_batch(len(keys))
     counts = await service.driver.cancel_keys(
         keys, queue=call.names["name"], now=service.now(), only_waiting=body.only_waiting
     )

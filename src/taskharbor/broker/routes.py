@@ -42,6 +42,11 @@ class RouteCall(msgspec.Struct):
     query: Any = None
     body: Any = None
 
+    def check_batch(self, length: int) -> None:
+        """Raise `Problem` if a batch has more items than are accepted."""
+        if length > (most := self.service.config.max_batch):
+            raise Problem("too_many_items", f"{length} items in one request: at most {most} are accepted")
+
 
 class Reply(msgspec.Struct):
     """An answer with another status than the route's own."""
@@ -117,7 +122,7 @@ def route_many(action: str, handle: HandleJobs, body: Any, items: str, *, answer
 
     async def handle_many(call: RouteCall) -> Any:
         asked = getattr(call.body, items)
-        check_batch(len(asked), call.service.config.max_batch)
+        call.check_batch(len(asked))
         jobs = [(one, None) if isinstance(one, str) else (one.id, one) for one in asked]
         answers = await handle(call, jobs)
         return {"results": [batch_item(job_id, one) for (job_id, _), one in zip(jobs, answers, strict=True)]}
@@ -166,12 +171,6 @@ def endpoint_of(route: Route, service: Service, replays: Replays) -> Endpoint:
         return Response(_encode(answer), status, media_type=JSON)
 
     return endpoint
-
-
-def check_batch(length: int, most: int) -> None:
-    """Raise `Problem` if a batch has more items than are accepted."""
-    if length > most:
-        raise Problem("too_many_items", f"{length} items in one request: at most {most} are accepted")
 
 
 def checked_media_type(request: Request, *accepted: str) -> str:

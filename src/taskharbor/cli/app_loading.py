@@ -29,9 +29,8 @@ def load_app(reference: str, *modules: str) -> Harbor:
     name, colon, attribute = reference.partition(":")
     if name.endswith(".py") or "/" in name:
         dotted = name.removesuffix(".py").strip("./").replace("/", ".")
-        raise BadInput(
-            f"{name!r} is a file; an app is named by its module", hint=f"try {dotted}{colon}{attribute}"
-        )
+        hint = f"try {dotted}{colon}{attribute}"
+        raise BadInput(f"{name!r} is a file; an app is named by its module", hint=hint)
     if not name or (colon and not attribute):
         raise BadInput(f"{reference!r}: write it like module:harbor", hint=apps_nearby())
     module = _import(name)
@@ -79,9 +78,8 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as missing:
         if missing.name is not None and (name == missing.name or name.startswith(f"{missing.name}.")):
-            raise BadInput(
-                f"no module named {missing.name!r} in {os.getcwd()}", hint=apps_nearby()
-            ) from missing
+            said = f"no module named {missing.name!r} in {os.getcwd()}"
+            raise BadInput(said, hint=apps_nearby()) from missing
         raise _broken(name, missing) from missing
     except Exception as error:
         raise _broken(name, error) from error

@@ -74,9 +74,8 @@ def broker(settings: Invocation, /, **options: Any) -> None:
             f"the broker needs packages that are not installed ({missing}): pip install 'taskharbor[broker]'"
         ) from missing
     opt.set_up_logs(settings, options)
-    logging.getLogger("uvicorn.error").setLevel(
-        logging.WARNING
-    )  # The broker says itself when it starts and ends.
+    # The broker says itself when it starts and ends.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     settings.given_url = options["store"] or settings.given_url
     url = settings.url
     host, port = server.parse_bind(options["bind"])

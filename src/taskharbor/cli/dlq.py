@@ -41,12 +41,8 @@ def cancel(
         if queue:
             keys = tuple(dict.fromkeys(keys))
             counts = dict(zip(keys, client.cancel_keys(queue, keys, only_waiting=only_waiting), strict=True))
-            total = sum(counts.values())
-            answer(
-                settings,
-                CancelledKeys(counts),
-                f"{total} {'cancelled' if only_waiting else 'cancelled or asked to stop'}",
-            )
+            how = "cancelled" if only_waiting else "cancelled or asked to stop"
+            answer(settings, CancelledKeys(counts), f"{sum(counts.values())} {how}")
             return 0
         answers = client.cancel_many(ids, only_waiting=only_waiting)
     running = "is running: left alone" if only_waiting else "is running: asked to stop"
@@ -163,11 +159,8 @@ def purge(settings: Invocation, /, older_than: timedelta | None, yes: bool, **se
             many = f"{len(page.jobs)} or more" if page.cursor is not None else str(len(page.jobs))
             where = f" of queue {selection.queue}" if selection.queue else ""
             age = f" that died more than {duration_text(to_micros(older_than))} ago" if older_than else ""
-            click.confirm(
-                f"Remove {many} dead job{'' if many == '1' else 's'}{where}{age} for good?",
-                abort=True,
-                err=True,
-            )
+            jobs = f"{many} dead job{'' if many == '1' else 's'}{where}{age}"
+            click.confirm(f"Remove {jobs} for good?", abort=True, err=True)
         removed = 0
         while gone := client.purge(selection, limit=LARGEST_PAGE):
             removed += gone
@@ -178,7 +171,7 @@ def _columns(now: Micros) -> tuple[Column, ...]:
     return (
         Column("id"),
         Column(
-            "what died", lambda job: cell(f"{job.type}: {_reason(job)}", "red"), shrinks=True, most=WIDE - 1
+            "what died", lambda job: cell(f"{job.type}: {_reason(job)}", "red"), False, True, most=WIDE - 1
         ),
         Column("type", shrinks=True, least=WIDE),
         Column("died", lambda job: relative_text(job.finished_at_us or now, now), least=WIDE),

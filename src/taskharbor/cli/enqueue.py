@@ -133,21 +133,14 @@ _QUOTE = 'quote it for the shell: \'{"name": "Ada"}\', or use --arg name=Ada'
 
 def _payload(words: tuple[str, ...], arguments: tuple[str, ...]) -> Any:
     if len(words) > 1:
-        raise BadInput(
-            f"the payload is one word for the shell, and here are {len(words)}: {' '.join(words)}",
-            hint=_QUOTE,
-        )
-    text = words[0] if words else None
-    if text is not None and arguments:
+        said = f"the payload is one word for the shell, and here are {len(words)}: {' '.join(words)}"
+        raise BadInput(said, hint=_QUOTE)
+    if words and arguments:
         raise BadInput("give the payload as JSON or by --arg, not both")
-    if arguments:
+    if not words:
         return {name: _guess(value) for name, value in opt.parse_pairs(arguments, "--arg").items()}
-    if text is None:
-        return {}
-    if text == "-":
-        text = sys.stdin.read()
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(sys.stdin.read() if words[0] == "-" else words[0])
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise BadInput(f"the payload is not JSON: {error}", hint=_QUOTE) from None
 
@@ -185,9 +178,8 @@ def _request(line: bytes) -> JobRequest:
         if job.payload is not msgspec.UNSET:
             raise msgspec.ValidationError("give either payload or payload_base64, not both")
         return job_request(job, EncodedPayload(job.payload_base64))
-    if not isinstance(job.payload, msgspec.UnsetType):
-        return job_request(job, msgspec.json.decode(job.payload))
-    return job_request(job, {})
+    payload = {} if isinstance(job.payload, msgspec.UnsetType) else msgspec.json.decode(job.payload)
+    return job_request(job, payload)
 
 
 def _reason(line: bytes, error: Exception) -> str:

@@ -117,9 +117,8 @@ class Invocation:
     def named_app(self) -> str:
         """The app by name, for a command that needs one."""
         if self.app is None:
-            raise BadInput(
-                "which app? Either name it like jobs:harbor, or set TASKHARBOR_APP", hint=apps_nearby()
-            )
+            said = "which app? Either name it like jobs:harbor, or set TASKHARBOR_APP"
+            raise BadInput(said, hint=apps_nearby())
         return self.app
 
     @cached_property
@@ -158,9 +157,8 @@ class Invocation:
         # A worker's parent has said so for its children.
         if value not in (None, chosen) and "--supervised" not in self.argv:
             text = f"{variable}={shown_url(value)} is not used: {why}"
-            click.echo(
-                msgspec.json.encode({"note": text}).decode() if self.json else f"note: {text}", err=True
-            )
+            note = msgspec.json.encode({"note": text}).decode() if self.json else f"note: {text}"
+            click.echo(note, err=True)
 
 
 def together(*options: Callable[..., Any]) -> Callable[[F], F]:
@@ -213,12 +211,11 @@ class Command(click.Command):
         self.has_store = has_store
         switch: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember_flag}
         name: dict[str, Any] = {"expose_value": False, "callback": _remember_name, "hidden": not has_store}
-        default = f"the app's, else $TASKHARBOR_URL, else {DEFAULT_URL}"
+        app = "The app.  [default: $TASKHARBOR_APP]"
+        store = f"The store.  [default: the app's, else $TASKHARBOR_URL, else {DEFAULT_URL}]"
         self.params += [
-            click.Option(
-                ["--app", "-A"], metavar="MODULE:APP", help="The app.  [default: $TASKHARBOR_APP]", **name
-            ),
-            click.Option(["--url"], metavar="URL", help=f"The store.  [default: {default}]", **name),
+            click.Option(["--app", "-A"], metavar="MODULE:APP", help=app, **name),
+            click.Option(["--url"], metavar="URL", help=store, **name),
             click.Option(["--json"], help="Answer in JSON, errors too.", **switch),
             click.Option(["--debug"], help="Show tracebacks of errors.", **switch),
         ]
@@ -260,12 +257,7 @@ queue_option = option("--queue -q", "QUEUE", "Only this queue.")
 
 log_options = together(
     click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"])),
-    click.option(
-        "--log-format",
-        default="text",
-        type=click.Choice(["text", "json"]),
-        help="The log. --json means json.",
-    ),
+    option("--log-format", click.Choice(["text", "json"]), "The log. --json means json.", "text"),
     flag("--no-tracebacks", "Errors in one line: no tracebacks in the log."),
 )
 
@@ -293,16 +285,11 @@ def set_up_logs(settings: Invocation, options: dict[str, Any]) -> None:
     set_up_logs(options["log_level"], options["log_format"], tracebacks=not options["no_tracebacks"])
 
 
+_per_queue = partial(option, multiple=True, callback=_by_queue)
 worker_options = together(
-    option(
-        "--queue -q queues",
-        "QUEUE[=WEIGHT]",
-        "Serve this queue; repeat.  [default: the app's]",
-        multiple=True,
-        callback=_by_queue,
-    ),
+    _per_queue("--queue -q queues", "QUEUE[=WEIGHT]", "Serve this queue; repeat.  [default: the app's]"),
     option("--strict order", None, "Serve a queue only if those before it are empty.", flag_value="strict"),
-    option("--limit limits", "QUEUE=N", "Jobs of it at once, per worker.", multiple=True, callback=_by_queue),
+    _per_queue("--limit limits", "QUEUE=N", "Jobs of it at once, per worker."),
     option("--type -t types", "TYPE", "Run only this type; repeat.  [default: all]", multiple=True),
     option("--concurrency -c", COUNT, "Jobs at once, per worker process.", 20),
     option("--lease", duration, "How long the jobs of a worker that died wait.", "15s"),
@@ -357,10 +344,8 @@ def require_store(settings: Invocation) -> None:
         return
     if settings.url == DEFAULT_URL:
         said = f"there is no {file} in {Path.cwd()}"
-        hint = (
-            "go to your app's folder, or name the app with --app, or the store with --url or TASKHARBOR_URL; "
-        )
-        hint += "the first `taskharbor enqueue` makes one"
+        other = "name the app with --app, or the store with --url or TASKHARBOR_URL"
+        hint = f"go to your app's folder, or {other}; the first `taskharbor enqueue` makes one"
     else:
         said = f"there is no database {file} (from {shown_url(settings.url)})"
         hint = "sqlite:///name.db is relative to the current folder, sqlite:////path/name.db is absolute"

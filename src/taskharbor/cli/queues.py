@@ -89,9 +89,8 @@ def set_(settings: Invocation, /, names: tuple[str, ...], create: bool, **option
         name: None if value in nothing else value for name, value in options.items() if value is not None
     }
     if not changes:
-        raise BadInput(
-            "nothing to change: give --max-inflight, --failure-queue or --keep-..., like --keep-done 7d"
-        )
+        given = "--max-inflight, --failure-queue or --keep-..., like --keep-done 7d"
+        raise BadInput(f"nothing to change: give {given}")
     _change_all(settings, names, create, **changes)
 
 

@@ -116,7 +116,6 @@ def report_to_parent(snapshot: Callable[[], dict[str, Any]], fd: int) -> None:
 
 
 OFF = "off"
-_references = click.argument("references", metavar="[MODULE[:APP]] [MODULE]...", nargs=-1)
 
 
 def name_app(settings: Invocation, references: tuple[str, ...]) -> None:
@@ -124,10 +123,8 @@ def name_app(settings: Invocation, references: tuple[str, ...]) -> None:
     if references and not settings.given_app:
         settings.given_app, references = references[0], references[1:]
     if named := [one for one in references if ":" in one]:
-        raise BadInput(
-            f"{settings.given_app} is the app, and {named[0]!r} names another one",
-            hint="leave one out; a further module is written without a colon",
-        )
+        hint = "leave one out; a further module is written without a colon"
+        raise BadInput(f"{settings.given_app} is the app, and {named[0]!r} names another one", hint=hint)
     settings.modules = references
 
 
@@ -136,7 +133,7 @@ def name_app(settings: Invocation, references: tuple[str, ...]) -> None:
     "process is. --max-jobs and --max-seconds count for each process. SIGTERM or Ctrl-C: running jobs are "
     "finished; a second one: at once.",
 )
-@_references
+@click.argument("references", metavar="[MODULE[:APP]] [MODULE]...", nargs=-1)
 @opt.worker_options
 @flag("--every-type", "Claim jobs of every type. One that the app does not declare is dead.")
 @option("--heartbeat", opt.duration, "Between renewals.  [default: a third of the lease]")
@@ -280,10 +277,8 @@ def spark_worker(settings: Invocation, /, references: tuple[str, ...], **options
         return
     app = settings.named_app
     if settings.modules:
-        raise BadInput(
-            f"{settings.modules[0]!r}: an executor imports the app alone",
-            hint="Harbor(imports=[...]) names more modules",
-        )
+        hint = "Harbor(imports=[...]) names more modules"
+        raise BadInput(f"{settings.modules[0]!r}: an executor imports the app alone", hint=hint)
     from taskharbor.spark.session import local_session
     from taskharbor.spark.workers import run_on_executors
 

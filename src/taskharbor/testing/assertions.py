@@ -14,11 +14,14 @@ from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
 from taskharbor.errors import CodecError
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import SECOND, JobRecord, JobState, to_micros
+from taskharbor.requests import as_duration
 
 _SHOWN = 20
 
 AnyJobType: TypeAlias = JobType[..., Any] | str | None
 """A declared job, or a type by its name; None: any."""
+Target: TypeAlias = Harbor | JobType[..., Any]
+"""An app, or a declared job of it."""
 
 
 class Expected(TypedDict, total=False):
@@ -36,9 +39,7 @@ class Expected(TypedDict, total=False):
     states: Collection[JobState]
 
 
-def enqueued(
-    harbor: Harbor | JobType[..., Any], job: AnyJobType = None, **expected: Unpack[Expected]
-) -> list[JobRecord]:
+def enqueued(harbor: Target, job: AnyJobType = None, **expected: Unpack[Expected]) -> list[JobRecord]:
     """Return the jobs that fit, oldest first: of an app, or of one declared job (`enqueued(send_mail)`)."""
     for name in expected.keys() - Expected.__annotations__.keys():
         raise TypeError(f"unknown expectation {name!r}; known: {', '.join(Expected.__annotations__)}")
@@ -47,11 +48,7 @@ def enqueued(
 
 
 def assert_enqueued(
-    harbor: Harbor | JobType[..., Any],
-    job: AnyJobType = None,
-    *,
-    count: int | None = None,
-    **expected: Unpack[Expected],
+    harbor: Target, job: AnyJobType = None, *, count: int | None = None, **expected: Unpack[Expected]
 ) -> list[JobRecord]:
     """Fail unless a job that fits was enqueued (exactly `count`, if given). Returns the jobs that fit.
 
@@ -65,16 +62,14 @@ def assert_enqueued(
     return found
 
 
-def refute_enqueued(
-    harbor: Harbor | JobType[..., Any], job: AnyJobType = None, **expected: Unpack[Expected]
-) -> None:
+def refute_enqueued(harbor: Target, job: AnyJobType = None, **expected: Unpack[Expected]) -> None:
     """Fail if a job that fits was enqueued."""
     found = enqueued(harbor, job, **expected)
     if found:
         _fail(harbor, job, expected, f"was enqueued {_times(len(found))}")
 
 
-def _target(given: Harbor | JobType[..., Any], job: AnyJobType) -> tuple[Harbor, AnyJobType]:
+def _target(given: Target, job: AnyJobType) -> tuple[Harbor, AnyJobType]:
     """Return the app, and the job or type to look for."""
     if isinstance(given, JobType) and job is None:
         return given._harbor, given
@@ -107,8 +102,7 @@ def _holds(harbor: Harbor, record: JobRecord, name: str, value: Any) -> bool:
         case "run_at":
             return record.run_at_us == to_micros(value)
         case "delay":
-            wanted = to_micros(value) if isinstance(value, timedelta) else round(value * SECOND)
-            return record.run_at_us - record.created_at_us == wanted
+            return record.run_at_us - record.created_at_us == as_duration("delay", value)
         case "headers":
             return _contains(record.headers, value)
         case "states":
@@ -124,7 +118,9 @@ def _arguments(harbor: Harbor, record: JobRecord) -> Any:
         if isinstance(stored, dict) and handler is not None and handler.arguments is not None:
             parameters = inspect.signature(handler.function).parameters.values()
             defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
-            return codec.decode(codec.encode(defaults)) | stored
+            return stored | codec.decode(
+                codec.encode({name: value for name, value in defaults.items() if name not in stored})
+            )
         return stored
     except CodecError:
         return record.payload
@@ -163,7 +159,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _fail(given: Harbor | JobType[..., Any], job: AnyJobType, expected: Expected, what: str) -> NoReturn:
+def _fail(given: Target, job: AnyJobType, expected: Expected, what: str) -> NoReturn:
     harbor, job = _target(given, job)
     details = ", ".join(f"{name}={value!r}" for name, value in expected.items())
     wish = "any job" if job is None else _type_of(job)

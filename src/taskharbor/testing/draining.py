@@ -23,6 +23,7 @@ from taskharbor.clock import FakeClock
 from taskharbor.drivers.records import Fail, JobFilter, RetryAt
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import HandlerMissing, RemoteError
+from taskharbor.handle import refuse_in_loop
 from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros, Outcome
@@ -122,11 +123,8 @@ def drain(
     next. A handler's exception ends its job as it would in production and is found in the report
     (`report.errors`, `report.raise_errors()`). More than `limit` executions are taken for an endless loop.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return run_here(drain_async(harbor, queues, with_scheduled=with_scheduled, limit=limit))
-    raise RuntimeError("drain() would block the running event loop: use `await drain_async(...)`")
+    refuse_in_loop("drain()", "await drain_async(...)")
+    return run_here(drain_async(harbor, queues, with_scheduled=with_scheduled, limit=limit))
 
 
 async def drain_async(

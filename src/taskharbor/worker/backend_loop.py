@@ -34,6 +34,7 @@ class Engine(BackendLoop):
         super().__init__(assignment)
         self._changed = assignment.changed
         self._stop = asyncio.Event()
+        self._waits_for_retries = self._config.until_empty == "retries"
         self.is_serving = False
         """True from the backend's first answer until a stop is asked for."""
         self._in_a_hurry = False
@@ -169,10 +170,6 @@ class Engine(BackendLoop):
                 return
             # To find a retry, it lists what is scheduled.
             await asyncio.sleep(self._config.poll_interval if self._waits_for_retries else _EMPTY_EVERY)
-
-    @property
-    def _waits_for_retries(self) -> bool:
-        return self._config.until_empty == "retries"
 
     async def _is_empty(self) -> bool:
         """Nothing to do now or under way anywhere. What is scheduled for later does not count, or only if it is a retry."""

@@ -107,9 +107,8 @@ def encode_result(handler: Handler, record: JobRecord, result: Any, codecs: Code
         encoded = codecs.get(record.codec).encode(result)
         if len(encoded) <= handler.max_result_bytes:
             return encoded
-        reason = (
-            f"it has {len(encoded)} bytes, and at most {handler.max_result_bytes} are kept (max_result_bytes)"
-        )
+        most = f"at most {handler.max_result_bytes} are kept (max_result_bytes)"
+        reason = f"it has {len(encoded)} bytes, and {most}"
     except Exception as error:
         if inspect.iscoroutine(result):
             result.close()

@@ -207,12 +207,8 @@ class FetchLoop(BackendLoop):
         self._types = self._config.types if self._config.claims is None else self._config.claims
         # A claim that blocks on the server takes our clock along, so it has to be one that runs by itself; and it would keep
         # other queues, and other loops with the same allowance, waiting. It also would not hear of room below a limit.
-        self._makes_blocking_claims = (
-            len(self._queues) == 1
-            and self._clock.runs_by_itself
-            and not self._allowance.is_shared
-            and not self._config.limits
-        )
+        is_alone = len(self._queues) == 1 and not self._allowance.is_shared and not self._config.limits
+        self._makes_blocking_claims = is_alone and self._clock.runs_by_itself
         self._largest = max(self._config.sizes.values(), default=1)
         self._charged = dict.fromkeys(self._queues, 0.0)
         """By queue, the jobs that were asked of it in its turns, divided by its weight. The lowest has the next turn. In strict
@@ -245,12 +241,9 @@ class FetchLoop(BackendLoop):
         self._end_wait()
 
     def _end_wait(self) -> None:
-        waiting, self._waiting = (
-            self._waiting,
-            None,
-        )  # A second cancellation would be taken for somebody else's.
-        if waiting is not None:
-            waiting.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None  # A second cancellation would be taken for somebody else's.
 
     def made_room(self) -> None:
         """An execution finished. Called from the handlers' thread, so it only looks and rings."""
@@ -367,9 +360,7 @@ class FetchLoop(BackendLoop):
             if sizes := self._config.sizes:
                 for hold in holds:
                     hold.size = sizes.get(hold.record.type, 1)
-                self.handed += sum(hold.size for hold in holds)
-            else:
-                self.handed += len(holds)
+            self.handed += sum([hold.size for hold in holds])
             self._holds.update(dict.fromkeys(holds))
             self._runner.call(self._runner.feed, holds)
 

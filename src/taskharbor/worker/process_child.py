@@ -219,10 +219,9 @@ class Child:
 
         loop = asyncio.get_running_loop()
         self._lifespan = loop.create_task(live(), context=self._clean_context)
-        entering = loop.create_task(opened.wait())
-        await asyncio.wait([self._lifespan, entering], return_when=asyncio.FIRST_COMPLETED)
-        if not opened.is_set():
-            entering.cancel()
+        self._lifespan.add_done_callback(lambda _: opened.set())
+        await opened.wait()
+        if self._lifespan.done():
             error = self._lifespan.exception()
             assert error is not None
             self._handlers = dict.fromkeys(self._handlers, _threw(error))
@@ -332,11 +331,8 @@ class _Forward(logging.Handler):
         try:
             if record.exc_info and not record.exc_text:
                 record.exc_text = logging.Formatter().formatException(record.exc_info)
-            fields = {
-                name: value
-                for name, value in record.__dict__.items()
-                if isinstance(value, (str, int, float, bool, type(None)))
-            }
+            plain = (str, int, float, bool, type(None))
+            fields = {name: value for name, value in record.__dict__.items() if isinstance(value, plain)}
             self._send(Logged(fields | {"msg": record.getMessage(), "processName": "taskharbor-process"}))
         except Exception:
             self.handleError(record)

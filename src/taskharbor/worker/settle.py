@@ -127,25 +127,17 @@ def _current(hold: Hold) -> Settlement:
 
 def _log_failure(hold: Hold, settlement: RetryAt | Fail, *, with_traceback: bool) -> None:
     job, error, outcome = hold.record, settlement.error, _OUTCOMES[type(settlement)]
-    level = logging.WARNING if outcome is Outcome.RETRIED else logging.ERROR
+    level, what = logging.WARNING, "will be retried"
+    if outcome is not Outcome.RETRIED:
+        level, what = logging.ERROR, "is dead"
     if not log.isEnabledFor(level):
         return
     attempt = settlement.attempts + job.stalls
-    what = "will be retried" if outcome is Outcome.RETRIED else "is dead"
     reason = error.text.partition("\n")[0]
     text = f"{job.type} {job.id} {what} after attempt {attempt} of {job.max_attempts}: {reason}"
-    record = log.makeRecord(
-        *(log.name, level, __file__, 0, text, (), None),
-        extra={
-            "job_id": job.id,
-            "job_type": job.type,
-            "queue": job.queue,
-            "outcome": str(outcome),
-            "attempt": attempt,
-            "error_type": error.type,
-            "error_message": error.message,
-        },
-    )
+    fields = {"job_id": job.id, "job_type": job.type, "queue": job.queue, "attempt": attempt}
+    fields |= {"outcome": str(outcome), "error_type": error.type, "error_message": error.message}
+    record = log.makeRecord(log.name, level, __file__, 0, text, (), None, extra=fields)
     if with_traceback:
         record.exc_text = error.detail  # The exception itself may have come from another process.
     log.handle(record)

@@ -66,12 +66,8 @@ def share_out(
         assert handler.batch is not None
         # As many as go into one call, and no more ahead: what arrives meanwhile goes into the next.
         size = handler.batch.size
-        yield (
-            msgspec.structs.replace(
-                config, claims=(name,), concurrency=size, prefetch=0, batch=size, sizes={}
-            ),
-            handler,
-        )
+        own = {"claims": (name,), "concurrency": size, "prefetch": 0, "batch": size, "sizes": {}}
+        yield msgspec.structs.replace(config, **own), handler
 
 
 async def run_together(engines: Sequence[Engine]) -> None:
@@ -84,8 +80,8 @@ async def run_together(engines: Sequence[Engine]) -> None:
     await asyncio.gather(*running)
 
 
-class WorkerOptions(TypedDict, total=False):
-    """Options of `Worker` and of `harbor.worker(...)`."""
+class PlainOptions(TypedDict, total=False):
+    """Options of `Worker` that can be sent to another process."""
 
     queues: Sequence[str] | Mapping[str, int]
     order: Literal["turns", "strict"]
@@ -102,6 +98,11 @@ class WorkerOptions(TypedDict, total=False):
     until_empty: bool | Literal["retries"]
     max_jobs: int | None
     max_seconds: float | None
+
+
+class WorkerOptions(PlainOptions, total=False):
+    """Options of `Worker` and of `harbor.worker(...)`."""
+
     name: str | None
     middleware: Sequence[Middleware]
     codecs: CodecRegistry | None
@@ -318,29 +319,24 @@ class Worker:
         """The parts that one run needs on the handlers' loop."""
         with self._lock:
             if self._is_running:
-                raise RuntimeError(
-                    f"worker {self.name} is running already: make another one for another loop"
-                )
+                said = f"worker {self.name} is running already"
+                raise RuntimeError(f"{said}: make another one for another loop")
             self._is_running = True
         handlers = list(self._handlers.values())
         threads = ThreadPool(self.config.concurrency + sum(handler.batch is not None for handler in handlers))
         try:
             isolated = [handler for handler in handlers if handler.isolation == "process"]
             self._processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
-            config = self.config
-            if config.types is None and not self._every_type:
-                config = msgspec.structs.replace(config, types=tuple(self._handlers))
-            sizes = {
-                handler.type: handler.size
-                for handler in handlers
-                if handler.size > 1 and (config.types is None or handler.type in config.types)
-            }
-            config = msgspec.structs.replace(config, sizes=sizes)
+            types = self.config.types
+            if types is None and not self._every_type:
+                types = tuple(self._handlers)
+            large = [one for one in handlers if one.size > 1 and (types is None or one.type in types)]
+            sizes = {handler.type: handler.size for handler in large}
+            config = msgspec.structs.replace(self.config, types=types, sizes=sizes)
             shares = list(share_out(config, handlers))
-            most = self.config.max_jobs
             # Limits of queues hold over all fetch loops too.
-            is_shared = len(shares) > 1 and (most is not None or bool(config.limits))
-            shared = Allowance(most or sys.maxsize, is_shared) if most or config.limits else None
+            is_bounded = bool(config.max_jobs or config.limits)
+            shared = Allowance(config.max_jobs or sys.maxsize, len(shares) > 1) if is_bounded else None
             assignments: list[Assignment] = []
             for config, batched in shares:
                 # A handle each: large claims and writes do not wait for small ones, nor those for them.
@@ -371,13 +367,10 @@ class Worker:
         if batched is not None:
             return BatchRunner(batched, threads=threads, codecs=self._codecs, now=clock.now)
         outermost = logged if log.isEnabledFor(logging.DEBUG) else lambda call: call
-        chains = {
-            name: (
-                handler,
-                outermost(chain(handler, self._codecs, self._middleware, self._innermost(handler, threads))),
-            )
-            for name, handler in self._handlers.items()
-        }
+        chains: dict[str, tuple[Handler, Call]] = {}
+        for name, handler in self._handlers.items():
+            call = chain(handler, self._codecs, self._middleware, self._innermost(handler, threads))
+            chains[name] = handler, outermost(call)
         return Runner(chains, concurrency=config.concurrency, codecs=self._codecs, now=clock.now)
 
     def _innermost(self, handler: Handler, threads: ThreadPool) -> Call:

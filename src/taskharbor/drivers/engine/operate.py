@@ -34,7 +34,7 @@ _ANY = JobFilter()
 
 
 def cancel(
-    transaction: Transaction, job_ids: Sequence[str], now: Micros, only_waiting: bool = False
+    transaction: Transaction, job_ids: Sequence[str], now: Micros, only_waiting: bool
 ) -> list[JobState | JobError]:
     return _change_each(transaction, job_ids, now, partial(_cancel, only_waiting=only_waiting))
 
@@ -56,11 +56,7 @@ def cancel_keys(
 
 
 def requeue(
-    transaction: Transaction,
-    job_ids: Sequence[str],
-    now: Micros,
-    run_at: Micros | None = None,
-    keep_counts: bool = False,
+    transaction: Transaction, job_ids: Sequence[str], now: Micros, run_at: Micros | None, keep_counts: bool
 ) -> list[JobState | JobError]:
     change = partial(_requeue, run_at=now if run_at is None else run_at, keep_counts=keep_counts)
     return _change_each(transaction, job_ids, now, change)

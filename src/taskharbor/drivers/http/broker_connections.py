@@ -65,14 +65,11 @@ def refusal(
     if status == 429:
         return NoAnswer(f"the broker {base} refuses the call: {said}", pause=_pause(headers))
     if status == 401:
+        wrong = f"wants a token and got none: put it into the URL (https://token@host) or into {TOKEN}"
         if has_token:
-            return InvalidRequest(
-                f"the broker {base} refuses the token, which is not one of its own: check the one in the URL or in {TOKEN} "
-                "against the broker's token file"
-            )
-        return InvalidRequest(
-            f"the broker {base} wants a token and got none: put it into the URL (https://token@host) or into {TOKEN}"
-        )
+            check = f"check the one in the URL or in {TOKEN} against the broker's token file"
+            wrong = f"refuses the token, which is not one of its own: {check}"
+        return InvalidRequest(f"the broker {base} {wrong}")
     if status == 403:
         return Forbidden(f"the broker {base} forbids the call: {said}")
     if status == 404 and code in ("", "no_such_path"):

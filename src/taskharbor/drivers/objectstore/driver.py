@@ -282,12 +282,11 @@ class ObjectStoreDriver(Driver):
             )
         shards = self.store.shards_of(call.queue)
         await self.store.add_queues(shards)
-        await asyncio.gather(
-            *(
-                one.change(lambda transaction: operate.configure(transaction, *astuple(call)))
-                for one in shards
-            )
-        )
+
+        def configure(transaction: Transaction) -> None:
+            operate.configure(transaction, *astuple(call))
+
+        await asyncio.gather(*(shard.change(configure) for shard in shards))
 
     async def _settings(self, call: op.Settings) -> rec.QueueSettings:
         first, *_ = self.store.shards_of(call.queue)

@@ -9,15 +9,7 @@ import msgspec
 
 from taskharbor.drivers.contract import JobFilter, Page, QueueSettings, QueueStats, SettingsField
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import (
-    READY,
-    STATE_NUMBERS,
-    STATES,
-    int_array,
-    job_record,
-    text_array,
-    to_json,
-)
+from taskharbor.drivers.postgres.rows import READY, STATE_NUMBERS, STATES, int_array, job_record, text_array
 from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 
@@ -82,7 +74,7 @@ async def configure(
 ) -> None:
     names = [*(get_args(SettingsField) if fields is None else fields), *(["declaration"] if declares else ())]
     changes = {name: getattr(settings, name) for name in names}
-    await session.call("change_settings", queue, to_json(changes), session.stir)
+    await session.call("change_settings", queue, msgspec.json.encode(changes).decode(), session.stir)
 
 
 async def settings(session: Session, queue: str) -> QueueSettings:

@@ -37,20 +37,17 @@ async def _examined(server: Server) -> tuple[Finding, Finding]:
 
 def _persistence(aof: str | None, fsync: str | None, save: str | None) -> Finding:
     advice = "set appendonly yes on the server"
-    if aof == "1":
+    if aof == "1" and fsync is None:
+        found = "append-only file; could not tell its appendfsync, because CONFIG is refused"
+        advice = "make sure that appendfsync is everysec or always"
+    elif aof == "1":
         found, advice = f"append-only file, appendfsync {fsync}", ""
-        if fsync is None:
-            found = "append-only file; could not tell its appendfsync, because CONFIG is refused"
-            advice = "make sure that appendfsync is everysec or always"
-        elif fsync == "no":
-            found += (
-                ": a power loss takes all that the operating system has yet to write, often half a minute"
-            )
+        if fsync == "no":
+            lost = "all that the operating system has yet to write, often half a minute"
+            found += f": a power loss takes {lost}"
             advice = "set appendfsync everysec on the server"
     elif aof is None or save is None:
-        found = (
-            "could not tell if the server writes to disk, because it refuses CONFIG or hides values of INFO"
-        )
+        found = "could not tell if the server writes to disk: it refuses CONFIG or hides values of INFO"
         advice = "make sure that it does: appendonly yes"
     elif save:
         found = f"snapshots only (save {save}): a crash of the server takes all changes since the last one"
@@ -62,10 +59,8 @@ def _persistence(aof: str | None, fsync: str | None, save: str | None) -> Findin
 def _eviction(policy: str | None, maxmemory: str) -> Finding:
     advice = "set maxmemory-policy noeviction on the server"
     if policy is None:
-        found, advice = (
-            "could not tell the maxmemory-policy: INFO hides it",
-            "make sure that it is noeviction",
-        )
+        found = "could not tell the maxmemory-policy: INFO hides it"
+        advice = "make sure that it is noeviction"
     elif policy == "noeviction":
         found, advice = "maxmemory-policy noeviction", ""
     else:

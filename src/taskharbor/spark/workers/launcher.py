@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -28,6 +28,7 @@ from taskharbor.requests import new_id
 from taskharbor.spark.session import require_shared_store
 from taskharbor.spark.workers.stop_mark import clear_mark, is_marked, set_mark, watching
 from taskharbor.worker.process_setup import interrupts
+from taskharbor.worker.worker import PlainOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,23 +57,6 @@ _AFTER_GRACE = 10.0
 """Seconds that a worker needs beyond its grace period: to notice the mark, end handlers that do not stop, write and report."""
 _AFTER_CANCEL = 15.0
 _SHIP = " (executors import the app themselves: ship it with --py-files or SparkContext.addPyFile)"
-
-
-class ExecutorOptions(TypedDict, total=False):
-    """Settings of each worker, as `Worker` takes them."""
-
-    queues: list[str]
-    types: list[str]
-    concurrency: int
-    lease: float
-    heartbeat: float
-    poll_interval: float
-    prefetch: int
-    batch: int
-    grace: float
-    until_empty: bool
-    max_jobs: int
-    max_seconds: float
 
 
 class ExecutorWorker(msgspec.Struct, kw_only=True):
@@ -150,7 +134,7 @@ def run_on_executors(
     stop: threading.Event | None = None,
     progress: Callable[[Progress], None] | None = None,
     started: Callable[[str, int], None] | None = None,
-    **options: Unpack[ExecutorOptions],
+    **options: Unpack[PlainOptions],
 ) -> DrainSummary:
     """Run the workers of an app (`module:harbor`) inside Spark tasks, until their bounds are reached or they are stopped.
 
@@ -164,7 +148,7 @@ def run_on_executors(
 
 class _WorkerRun:
     def __init__(
-        self, spark: SparkSession, app: str, url: str | None, workers: int | None, options: ExecutorOptions
+        self, spark: SparkSession, app: str, url: str | None, workers: int | None, options: PlainOptions
     ) -> None:
         """Check app, store and options, so that a mistake is reported before an executor starts."""
         try:
