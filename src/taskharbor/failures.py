@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import msgspec
 
+from taskharbor.client import JobHandle
 from taskharbor.drivers.records import FAILURE_TYPE, FailurePayload
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import CodecError, InvalidRequest
-from taskharbor.handle import JobHandle
 from taskharbor.handlers import Handler, Options, RunOptions, check_options
 from taskharbor.jobs import JobRequest, UpdateFlags
 from taskharbor.requests import EncodedPayload, new_id

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, over
 
 import msgspec
 
-from taskharbor.client import AsyncClient, Client
+from taskharbor.client import AsyncClient, Client, JobHandle
 from taskharbor.clock import Clock
 from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.drivers.contract import Driver, Enqueued
@@ -39,7 +39,6 @@ from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import CodecError, Forbidden, InvalidRequest
 from taskharbor.failures import FailureHandler, OnFailure, served_queues
-from taskharbor.handle import JobHandle
 from taskharbor.handlers import Handler, JobOptions, Lifespan, Options, check_options, check_result_bytes
 from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest, Micros
 from taskharbor.queue_settings import QueueOptions, changing, declare

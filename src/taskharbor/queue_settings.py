@@ -61,5 +61,5 @@ async def declare(driver: Driver, queue: str, options: Mapping[str, Any], now: M
     if changed or stored is None:  # A declared queue is known, even one without settings.
         text = msgspec.json.encode({**applied, **wanted}, order="sorted").decode()
         settings = msgspec.structs.replace(call.settings, declaration=text)
-        await driver.configure(queue, settings, now=now, fields=changed, declares=True)  # type: ignore[arg-type]
+        await driver.configure(queue, settings, now=now, fields=changed, declares=True)
         log.info("queue %s: declared %s", queue, {field: wanted[field] for field in changed})

@@ -18,12 +18,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from taskharbor.client import AsyncClient
+from taskharbor.client import AsyncClient, refuse_in_loop
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.records import Fail, JobFilter, RetryAt
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import HandlerMissing, RemoteError
-from taskharbor.handle import refuse_in_loop
 from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros, Outcome

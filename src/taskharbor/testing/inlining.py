@@ -12,13 +12,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from taskharbor.client import AsyncClient, Client
+from taskharbor.client import AsyncClient, Client, kept_result
 from taskharbor.clock import Clock, FakeClock, SystemClock
 from taskharbor.drivers.contract import JoinedAsyncTransaction, JoinedTransaction
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.records import Enqueued
 from taskharbor.errors import InvalidRequest
-from taskharbor.handle import kept_result
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord, JobState, Micros
 from taskharbor.requests import RecordBuilder
