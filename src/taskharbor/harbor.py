@@ -34,7 +34,7 @@ import msgspec
 from taskharbor.client import AsyncClient, Client, JobHandle
 from taskharbor.clock import Clock
 from taskharbor.codec import Arguments, Codec, CodecRegistry
-from taskharbor.drivers.contract import Driver, Enqueued
+from taskharbor.drivers.contract import FAILURE_TYPE, Driver, Enqueued
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import CodecError, Forbidden, InvalidRequest
@@ -624,6 +624,8 @@ class Harbor:
         try:
             for one in asked:
                 is_open = isinstance(one, JobRequest) and not isinstance(one.payload, EncodedPayload)
+                if is_open and one.type not in self.jobs:
+                    self.load()  # The modules of `imports` may declare it.
                 declared = self.jobs.get(one.type) if is_open else None
                 checked.append(one if declared is None else declared._completed(one))
         except (InvalidRequest, CodecError) as error:
@@ -652,6 +654,12 @@ class Harbor:
             )
         if self.failure_handlers:
             options["queues"] = served_queues(self, options.get("queues", self.queues))
+            if types := options.get("types"):
+                options["types"] = [
+                    *types,
+                    FAILURE_TYPE,
+                    *(one.request.type for one in self.failure_handlers),
+                ]
         of_app: WorkerOptions = {
             "queues": self.queues,
             "middleware": self.middleware,
