@@ -112,7 +112,13 @@ class JobType(Generic[P, R]):
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
         """Return the call as a request for `harbor.enqueue_many`. It is checked against the signature and not sent."""
-        payload = EncodedPayload(self._arguments.encode(self._codec, args, kwargs))
+        try:
+            payload = EncodedPayload(self._arguments.encode(self._codec, args, kwargs))
+        except TypeError as misfit:
+            for option in kwargs.keys() & Options.__annotations__.keys():
+                hint = f"{option} is an option of the call: .options({option}=...).enqueue(...)"
+                raise TypeError(f"{misfit}; {hint}") from None
+            raise
         return JobRequest(type=self.handler.type, payload=payload, **self._options)
 
     @property
