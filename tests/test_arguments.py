@@ -122,3 +122,17 @@ def test_hints_that_exist_for_the_checker_only_are_named() -> None:
 
     with pytest.raises(InvalidRequest, match="TYPE_CHECKING"):
         Arguments(paid)
+
+
+def test_a_default_is_not_stored() -> None:
+    """So a worker of the release before, whose function lacks the parameter, runs the job."""
+
+    def old(n: int) -> int:
+        return n
+
+    def new(n: int, extra: str = "", *, more: list[int] | None = None) -> int:
+        return n
+
+    payload = Arguments(new).encode(JSON, (1,), {})
+    assert Arguments(old).decode(JSON, payload).n == 1
+    assert Arguments(new).encode(JSON, (1, "x"), {"more": [2]}) == b'{"n":1,"extra":"x","more":[2]}'

@@ -75,17 +75,21 @@ def test_settings_change_by_field(client: Client) -> None:
 
 
 def test_a_declaration_is_applied_where_it_differs_from_the_last(client: Client) -> None:
-    """What an operator changed stays. A field that is no longer declared gets its default."""
+    """What an operator changed stays. So does a setting that is no longer declared."""
     client.declare("mail", max_inflight=2, keep_done=60)
     client.configure("mail", max_inflight=9, failure_queue="failed")
     client.declare("mail", keep_done=timedelta(minutes=1), max_inflight=2)
     assert client.settings("mail").max_inflight == 9
-    client.declare("mail", keep_done=120)
+    client.declare("mail", keep_done=120, max_inflight=2)
+    client.declare("mail", paused=True)  # Another app, which shares the queue.
+    client.declare("mail", keep_done=120, max_inflight=2)
     settings = client.settings("mail")
-    assert (settings.max_inflight, settings.keep_done_us) == (None, 120_000_000)
+    assert (settings.max_inflight, settings.keep_done_us, settings.paused) == (9, 120_000_000, True)
     assert settings.failure_queue == "failed"
-    client.declare("mail")
-    assert client.settings("mail") == QueueSettings(failure_queue="failed", declaration="{}")
+    client.declare("mail", max_inflight=3)
+    assert client.settings("mail").max_inflight == 3
+    client.declare("bare")
+    assert client.settings("bare") == QueueSettings(declaration="{}")
 
 
 def test_cancel_by_key_and_requeue_at_a_time(client: Client) -> None:

@@ -101,7 +101,10 @@ MISTAKES = [
     # calls
     ("send.enqueue()", r"send\(to: str.*missing a required argument: 'to'"),
     ("send.enqueue(5)", r"send\(\): the payload does not fit: Expected `str`, got `int` - at `\$.to`"),
-    ("send.enqueue('ada', delay=5)", "send.*unexpected keyword argument 'delay'"),
+    (
+        "send.enqueue('ada', delay=5)",
+        r"send.*unexpected keyword argument 'delay'; delay is an option.*options\(delay=",
+    ),
     ("send.enqueue(object())", r"send\(\): cannot encode the payload as json: object has no JSON form"),
     ("send.delay('ada')", r"no attribute 'delay': enqueue it with .enqueue\(...\)"),
     ("send.enqueue_many(5)", "5 is not a list of calls: give one"),

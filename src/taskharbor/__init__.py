@@ -19,7 +19,7 @@ The modules, in the order in which a job passes through them:
 - `handlers`, `batch_jobs`: the function behind a job type, for one job or for many jobs as a table.
 - `failures`: the functions that run for jobs that died.
 - `requests`: a request becomes a record. `codec` encodes its payload.
-- `client`: producers and operators. `handle` follows one job. `transactions` enqueues within the caller's transaction.
+- `client`: producers and operators. `transactions` enqueues within the caller's transaction.
 - `drivers`: the contract and the backends. `jobs` has the records that they store. `bulk` moves whole tables.
 - `broker`: a server that offers any driver over HTTP.
 - `worker`: claims jobs, runs their handlers, settles them. `middleware` is around each handler, `signals` are the exceptions that
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taskharbor.client import AsyncClient as AsyncClient
     from taskharbor.client import Client as Client
+    from taskharbor.client import JobHandle as JobHandle
     from taskharbor.codec import JSON as JSON
     from taskharbor.codec import MSGPACK as MSGPACK
     from taskharbor.codec import Codec as Codec
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from taskharbor.errors import WaitTimeout as WaitTimeout
     from taskharbor.errors import WorkerProcessDied as WorkerProcessDied
     from taskharbor.failures import FailedJob as FailedJob
-    from taskharbor.handle import JobHandle as JobHandle
     from taskharbor.handlers import Options as Options
     from taskharbor.harbor import AsyncJobType as AsyncJobType
     from taskharbor.harbor import Harbor as Harbor
@@ -95,14 +95,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "client": "AsyncClient Client",
+    "client": "AsyncClient Client JobHandle",
     "codec": "JSON MSGPACK Codec",
     "drivers.contract": "JobFilter QueueSettings QueueStats",
     "errors": "BackendUnavailable CodecError Forbidden HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead"
     " JobNotFound JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid QueueNotFound"
     " RemoteError ResultNotKept SchemaMismatch TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
     "failures": "FailedJob",
-    "handle": "JobHandle",
     "handlers": "Options",
     "harbor": "AsyncJobType Harbor JobType SyncJobType",
     "jobs": "Attempt Failure JobRecord JobRequest JobState Lease Outcome UpdateFlags",

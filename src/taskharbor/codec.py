@@ -156,13 +156,17 @@ class Arguments:
         positional = [_field(p, hints) for p in parameters if p.kind in _POSITIONAL]
         self._by_name = [p for p in parameters if p.kind not in _POSITIONAL]
         by_name = [_field(p, hints) for p in self._by_name]
-        base = msgspec.defstruct(f"{self._name}_positional", positional, forbid_unknown_fields=True)
+        # A default is not stored: a worker whose function does not have that parameter yet can run the job.
+        base = msgspec.defstruct(
+            f"{self._name}_positional", positional, forbid_unknown_fields=True, omit_defaults=True
+        )
         self.type: type[msgspec.Struct] = msgspec.defstruct(
             self._name.replace("<locals>", "local"),
             by_name,
             bases=(base,),
             kw_only=True,
             forbid_unknown_fields=True,
+            omit_defaults=True,
         )
         self._positional_count = len(positional)
         self._keyword_names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

@@ -87,7 +87,10 @@ class QueueNotFound(TaskHarborError, LookupError):
         self.queue = queue
 
     def __str__(self) -> str:
-        return f"queue {self.queue!r} is not known: no job, setting or declaration has named it; check the name, or create it"
+        return (
+            f"queue {self.queue!r} is not known: no job, setting or declaration has named it; check the name, or create it "
+            "(create=True)"
+        )
 
 
 class JobFailed(TaskHarborError):

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import msgspec
 
-from taskharbor.drivers.records import FAILURE_TYPE, FailurePayload
+from taskharbor.client import JobHandle
+from taskharbor.drivers.records import FAILURE_ATTEMPTS, FAILURE_TYPE, FailurePayload
 from taskharbor.drivers.validation import listed
-from taskharbor.errors import CodecError, InvalidRequest
-from taskharbor.handle import JobHandle
+from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler, Options, RunOptions, check_options
-from taskharbor.jobs import JobRequest, UpdateFlags
+from taskharbor.jobs import DEFAULT_MAX_ATTEMPTS, JobRequest, UpdateFlags
 from taskharbor.requests import EncodedPayload, new_id
 from taskharbor.retry import RetryPolicy
 
@@ -134,7 +134,9 @@ def _declare(harbor: Harbor, function: Callable[[FailedJob], Any], options: dict
 
     harbor.handlers[name] = Handler(name, run, retry=retry)
     harbor.handlers.setdefault(FAILURE_TYPE, Handler(FAILURE_TYPE, functools.partial(_dispatch, harbor)))
-    request = JobRequest(type=name, payload=EncodedPayload(b""), codec="json", **options)
+    # Not the app's limits: a crash of the worker by another job must not keep the handler from running.
+    limits = {"max_attempts": DEFAULT_MAX_ATTEMPTS, "max_stalls": FAILURE_ATTEMPTS}
+    request = JobRequest(type=name, payload=EncodedPayload(b""), codec="json", **(limits | options))
     harbor.failure_handlers.append(FailureHandler(queue, getattr(job, "type", job), request))
 
 
@@ -188,7 +190,7 @@ def _failed_job(harbor: Harbor, job: Job) -> FailedJob:
     failed = msgspec.json.decode(job.payload, type=FailurePayload)
     try:
         payload: Any = harbor.codecs.get(failed.codec).decode(failed.payload)
-    except CodecError:
+    except Exception:  # A codec of the app may raise anything.
         payload = failed.payload
     declared = harbor.jobs.get(failed.type)
     request = msgspec.structs.replace(

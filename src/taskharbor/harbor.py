@@ -31,15 +31,14 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, over
 
 import msgspec
 
-from taskharbor.client import AsyncClient, Client
+from taskharbor.client import AsyncClient, Client, JobHandle
 from taskharbor.clock import Clock
 from taskharbor.codec import Arguments, Codec, CodecRegistry
-from taskharbor.drivers.contract import Driver, Enqueued
+from taskharbor.drivers.contract import FAILURE_TYPE, Driver, Enqueued
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import CodecError, Forbidden, InvalidRequest
 from taskharbor.failures import FailureHandler, OnFailure, served_queues
-from taskharbor.handle import JobHandle
 from taskharbor.handlers import Handler, JobOptions, Lifespan, Options, check_options, check_result_bytes
 from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest, Micros
 from taskharbor.queue_settings import QueueOptions, changing, declare
@@ -113,7 +112,13 @@ class JobType(Generic[P, R]):
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
         """Return the call as a request for `harbor.enqueue_many`. It is checked against the signature and not sent."""
-        payload = EncodedPayload(self._arguments.encode(self._codec, args, kwargs))
+        try:
+            payload = EncodedPayload(self._arguments.encode(self._codec, args, kwargs))
+        except TypeError as misfit:
+            for option in kwargs.keys() & Options.__annotations__.keys():
+                hint = f"{option} is an option of the call: .options({option}=...).enqueue(...)"
+                raise TypeError(f"{misfit}; {hint}") from None
+            raise
         return JobRequest(type=self.handler.type, payload=payload, **self._options)
 
     @property
@@ -624,6 +629,8 @@ class Harbor:
         try:
             for one in asked:
                 is_open = isinstance(one, JobRequest) and not isinstance(one.payload, EncodedPayload)
+                if is_open and one.type not in self.jobs:
+                    self.load()  # The modules of `imports` may declare it.
                 declared = self.jobs.get(one.type) if is_open else None
                 checked.append(one if declared is None else declared._completed(one))
         except (InvalidRequest, CodecError) as error:
@@ -652,6 +659,12 @@ class Harbor:
             )
         if self.failure_handlers:
             options["queues"] = served_queues(self, options.get("queues", self.queues))
+            if types := options.get("types"):
+                options["types"] = [
+                    *types,
+                    FAILURE_TYPE,
+                    *(one.request.type for one in self.failure_handlers),
+                ]
         of_app: WorkerOptions = {
             "queues": self.queues,
             "middleware": self.middleware,

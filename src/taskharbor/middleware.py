@@ -225,10 +225,10 @@ set_current_batch: Callable[[Batch], object] = _current_batch.set
 
 
 @contextlib.asynccontextmanager
-async def entered(lifespan: Lifespan | None) -> AsyncIterator[None]:
+async def entered(lifespan: Lifespan | None) -> AsyncIterator[Any]:
     """Enter an app's lifespan. Contexts that are copied meanwhile have its value as `current_job().state`."""
     if lifespan is None:
-        yield
+        yield None
         return
     async with contextlib.AsyncExitStack() as stack:
         manager = lifespan()
@@ -243,7 +243,7 @@ async def entered(lifespan: Lifespan | None) -> AsyncIterator[None]:
             )
         before = _state.set(value)
         try:
-            yield
+            yield value
         finally:
             _state.reset(before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TypedDict
@@ -14,6 +15,8 @@ from taskharbor.drivers.validation import check
 from taskharbor.errors import QueueNotFound
 from taskharbor.jobs import Micros
 from taskharbor.requests import as_duration
+
+log = logging.getLogger("taskharbor")
 
 
 class QueueOptions(TypedDict, total=False):
@@ -48,14 +51,15 @@ async def check_known(driver: Driver, queue: str, now: Micros) -> None:
 
 
 async def declare(driver: Driver, queue: str, options: Mapping[str, Any], now: Micros) -> None:
-    """Apply the declaration of a queue, unless it is the one that was applied last. A setting that only the last one had gets its
-    default."""
+    """Apply those settings of a declaration that differ from what was declared last, each on its own. The store keeps what was
+    declared, by all apps that share the queue."""
     call = changing(queue, options, now)
-    assert call.fields is not None
-    declared = {field: getattr(call.settings, field) for field in call.fields}
-    text = msgspec.json.encode(declared, order="sorted").decode()
-    applied = (await driver.settings(queue)).declaration
-    if applied != text:
-        fields = {**msgspec.json.decode(applied or "{}"), **declared}
+    stored = (await driver.settings(queue)).declaration
+    applied = msgspec.json.decode(stored or "{}")
+    wanted = {field: getattr(call.settings, field) for field in call.fields or ()}
+    changed = [field for field, value in wanted.items() if field not in applied or applied[field] != value]
+    if changed or stored is None:  # A declared queue is known, even one without settings.
+        text = msgspec.json.encode({**applied, **wanted}, order="sorted").decode()
         settings = msgspec.structs.replace(call.settings, declaration=text)
-        await driver.configure(queue, settings, now=now, fields=list(fields), declares=True)
+        await driver.configure(queue, settings, now=now, fields=changed, declares=True)
+        log.info("queue %s: declared %s", queue, {field: wanted[field] for field in changed})

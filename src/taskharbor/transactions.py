@@ -22,7 +22,7 @@ from taskharbor.jobs import JobRecord, JobRequest, Micros
 from taskharbor.requests import RecordBuilder
 
 if TYPE_CHECKING:
-    from taskharbor.handle import JobHandle
+    from taskharbor.client import JobHandle
     from taskharbor.harbor import JobType
 
 P = ParamSpec("P")

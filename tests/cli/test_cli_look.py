@@ -147,6 +147,8 @@ def test_queues_pause_resume_set(run: Run, client: Client) -> None:
     assert "--create" in run("queues", "pause", "a", code=2).stderr
     assert client.stats() == []
     run("queues", "pause", "a", "b", "--create")
+    assert "'c'" in run("queues", "resume", "a", "c", code=2).stderr
+    assert client.settings("a").paused
     assert [client.settings(queue).paused for queue in ("a", "b")] == [True, True]
     run("queues", "resume", "a")
     assert not client.settings("a").paused

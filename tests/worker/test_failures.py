@@ -70,9 +70,9 @@ async def test_handlers_of_the_app_of_a_queue_and_of_a_job_run_for_what_is_their
 
 
 async def test_a_failure_handler_that_fails_keeps_no_other_from_running_and_leads_to_no_loop() -> None:
-    harbor, calls = Harbor("memory://"), list[str]()
+    harbor, calls = Harbor("memory://", max_attempts=1), list[str]()
 
-    @harbor.job(max_attempts=1)
+    @harbor.job
     async def ship(blob: str) -> None:
         raise ValueError
 
@@ -93,6 +93,10 @@ async def test_a_failure_handler_that_fails_keeps_no_other_from_running_and_lead
         expected = [("", JobState.DONE), (".alert", JobState.DONE), (".broken", JobState.DEAD)]
         assert await in_queue(harbor, "default.failed") == expected
         assert {stats.queue for stats in await harbor.async_client().stats()} == {"default", "default.failed"}
+        # Neither the app's limit nor crashes of workers keep a handler from running.
+        jobs = (await harbor.async_client().list_jobs(JobFilter(queue="default.failed"))).jobs
+        limits = {job.type.removeprefix(FAILURE_TYPE): (job.max_attempts, job.max_stalls) for job in jobs}
+        assert limits == {"": (100, 0), ".alert": (5, 100), ".broken": (3, 100)}
         # A worker that died between the two writes: the second run adds nothing.
         notice = (await harbor.async_client().list_jobs(JobFilter(types=frozenset({FAILURE_TYPE})))).jobs[0]
         await harbor.handlers[FAILURE_TYPE].function(Job(notice, 0))
@@ -148,6 +152,8 @@ def test_a_worker_serves_the_failure_queues_of_its_queues() -> None:
     harbor.declared_queues["default"] = {"failure_queue": None}
     harbor.on_failure(_ignore)
     assert harbor.worker().config.queues == ("default", "mail", "bad mail")
+    types = (_ship.__name__, FAILURE_TYPE, f"{FAILURE_TYPE}._ignore")
+    assert harbor.worker(types=[_ship.__name__]).config.types == types
     one = harbor.worker(queues={"x": 5, "mail": 2, "bad mail": 1})
     assert one.config.weights == {"x": 5, "x.failed": 5, "mail": 2, "bad mail": 1}
     assert harbor.worker(queues=["x", "x.failed"], order="strict").config.queues == ("x", "x.failed")

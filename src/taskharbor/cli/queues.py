@@ -95,12 +95,11 @@ def set_(settings: Invocation, /, names: tuple[str, ...], create: bool, **option
 
 def _change_all(settings: Invocation, names: tuple[str, ...], create: bool, **changes: Any) -> None:
     with opt.open_client(settings, creating=create) as client:
+        if not create and (unknown := set(names) - {one.queue for one in client.stats()}):
+            hint = "`taskharbor queues` lists all; --create makes a new one. Nothing was changed"
+            raise BadInput(str(QueueNotFound(", ".join(sorted(unknown)))), hint=hint)
         for name in names:
-            try:
-                client.configure(name, create=create, **changes)
-            except QueueNotFound as error:
-                hint = "`taskharbor queues` lists all; --create makes a new one"
-                raise BadInput(str(error), hint=hint) from None
+            client.configure(name, create=True, **changes)
             changed = client.settings(name)
             out.answer(settings, queue_view(name, changed), f"{name}: {_sentence(changed)}")
 

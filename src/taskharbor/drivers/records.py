@@ -38,6 +38,8 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
 
 FAILURE_TYPE = "taskharbor.failure"
 """Type of the job that a failure queue receives for every dead job."""
+FAILURE_ATTEMPTS = 100
+"""Its executions. It is the last word of a dead job, so crashes of workers must not use them up."""
 
 
 class Enqueued(msgspec.Struct, frozen=True, gc=False):
@@ -306,4 +308,5 @@ def failure_record(dead: JobRecord, *, job_id: str, queue: str, now: Micros) -> 
         headers=dead.headers,
         run_at_us=now,
         created_at_us=now,
+        max_attempts=FAILURE_ATTEMPTS,
     )

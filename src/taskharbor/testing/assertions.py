@@ -111,8 +111,17 @@ def _holds(harbor: Harbor, record: JobRecord, name: str, value: Any) -> bool:
 
 
 def _arguments(harbor: Harbor, record: JobRecord) -> Any:
+    """The arguments as they are stored, and the defaults of those that are not."""
+    codec, handler = harbor.codecs.get(record.codec), harbor.handlers.get(record.type)
     try:
-        return harbor.codecs.get(record.codec).decode(record.payload)
+        stored = codec.decode(record.payload)
+        if isinstance(stored, dict) and handler is not None and handler.arguments is not None:
+            parameters = inspect.signature(handler.function).parameters.values()
+            defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+            return stored | codec.decode(
+                codec.encode({name: value for name, value in defaults.items() if name not in stored})
+            )
+        return stored
     except CodecError:
         return record.payload
 

@@ -4,6 +4,8 @@ Deterministic: by queue name, then in the order a worker would claim. Ends when 
 enqueued meanwhile. Executions follow the worker's own rules without a worker: same middleware, same decision, no loops, no
 threads. Handlers run in the calling thread whatever their isolation says, so that what is bound to the test's thread (a database
 connection, a context variable, a debugger) is what the handler sees. Their exceptions are kept as they were raised.
+
+The app is set up as a worker does it: its modules are imported, its declared queues applied, its lifespan is entered.
 """
 
 from __future__ import annotations
@@ -18,16 +20,25 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from taskharbor.client import AsyncClient
+from taskharbor.client import AsyncClient, refuse_in_loop
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.records import Fail, JobFilter, RetryAt
 from taskharbor.drivers.validation import listed
 from taskharbor.errors import HandlerMissing, RemoteError
-from taskharbor.handle import refuse_in_loop
+from taskharbor.failures import served_queues
 from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros, Outcome
-from taskharbor.middleware import Call, Job, PayloadRejected, Raised, chain, function_call, set_current_job
+from taskharbor.middleware import (
+    Call,
+    Job,
+    PayloadRejected,
+    Raised,
+    chain,
+    entered,
+    function_call,
+    set_current_job,
+)
 from taskharbor.worker.decide import decide, no_handler
 
 T = TypeVar("T")
@@ -121,7 +132,8 @@ def drain(
 
     `with_scheduled` also runs what is due later, retries included, by moving the app's fake clock from one due time to the
     next. A handler's exception ends its job as it would in production and is found in the report
-    (`report.errors`, `report.raise_errors()`). More than `limit` executions are taken for an endless loop.
+    (`report.errors`, `report.raise_errors()`), and the failure handlers of a dead job run too. More than `limit` executions
+    are taken for an endless loop.
     """
     refuse_in_loop("drain()", "await drain_async(...)")
     return run_here(drain_async(harbor, queues, with_scheduled=with_scheduled, limit=limit))
@@ -132,11 +144,13 @@ async def drain_async(
 ) -> DrainReport:
     """As `drain`, with handlers on the calling event loop."""
     check_app(harbor)
+    harbor.load()
     queues = None if queues is None else listed("queues", queues)
     if with_scheduled:
         clock_of(harbor)  # Complain before anything runs.
     executed: list[Executed] = []
-    async with AsyncClient(harbor.driver(), clock=harbor.clock) as client:
+    async with AsyncClient(harbor.driver(), clock=harbor.clock) as client, entered(harbor.lifespan):
+        queues = await declare_queues(harbor, client, queues)
         while True:
             one = await run_next(harbor, client, queues)
             if one is not None:
@@ -154,6 +168,18 @@ def check_app(app: object) -> None:
     """Refuse what is not an app."""
     if not isinstance(app, Harbor):
         raise TypeError(f"{app!r} is not an app: give the Harbor itself")
+
+
+async def declare_queues(
+    harbor: Harbor, client: AsyncClient, queues: Sequence[str] | None
+) -> Sequence[str] | None:
+    """Apply the app's declared queues, as a worker of these queues or of all does. Returns them with their failure queues."""
+    if harbor.failure_handlers:
+        present = [stats.queue for stats in await client.stats()]
+        served = served_queues(harbor, [*harbor.queues, *present] if queues is None else queues)
+        queues = None if queues is None else list(served)
+    await harbor._declare_queues(client.driver, await client.now())
+    return queues
 
 
 async def run_next(harbor: Harbor, client: AsyncClient, queues: Sequence[str] | None) -> Executed | None:

@@ -3,27 +3,38 @@ queue. `HarborTesting` has all of it as methods."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from datetime import timedelta
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from taskharbor.client import AsyncClient, Client
+from taskharbor.client import AsyncClient, Client, kept_result
 from taskharbor.clock import Clock, FakeClock, SystemClock
 from taskharbor.drivers.contract import JoinedAsyncTransaction, JoinedTransaction
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.records import Enqueued
 from taskharbor.errors import InvalidRequest
-from taskharbor.handle import kept_result
+from taskharbor.handlers import Lifespan
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord, JobState, Micros
+from taskharbor.middleware import entered
 from taskharbor.requests import RecordBuilder
 from taskharbor.testing import assertions, draining
-from taskharbor.testing.draining import call, check_app, error_of, run_here, run_next
+from taskharbor.testing.draining import (
+    call,
+    check_app,
+    declare_queues,
+    error_of,
+    outside_the_loop,
+    run_here,
+    run_next,
+)
 from taskharbor.transactions import is_async
 from taskharbor.worker.decide import encode_result
 
@@ -81,8 +92,8 @@ def memory_store(harbor: Harbor, *, clock: Clock | None = None) -> Iterator[Harb
 def run_inline(job_type: JobType[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run one job here and now, and return its result; what the handler raises is raised.
 
-    Arguments and result go through the codec, the call through the middleware: what works here works in a worker. No
-    store is touched, except by what the handler itself enqueues.
+    Arguments and result go through the codec, the call through the middleware, and the lifespan is entered: what works here
+    works in a worker. No store is touched, except by what the handler itself enqueues.
     """
     return run_here(run_inline_async(job_type, *args, **kwargs))
 
@@ -92,11 +103,13 @@ async def run_inline_async(job_type: JobType[P, R], *args: P.args, **kwargs: P.k
     if not isinstance(job_type, JobType):
         raise TypeError(f"{job_type!r}: give a job that @harbor.job declared, and then its arguments")
     harbor = job_type._harbor
+    harbor.load()
     now = (harbor.clock or SystemClock()).now()
     builder = RecordBuilder(harbor.defaults, harbor.codecs)
     (record,) = builder.build([job_type.request(*args, **kwargs)], now)
     leased = msgspec.structs.replace(record, state=JobState.INFLIGHT, token="inline", fence=1)
-    outcome = await call(harbor, job_type.handler, leased, now)
+    async with entered(harbor.lifespan):
+        outcome = await call(harbor, job_type.handler, leased, now)
     error = error_of(outcome)
     if error is not None:
         raise error
@@ -111,10 +124,19 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
     """In this block every enqueue runs its job before it returns; handles have their results at once.
 
     The app is on a private store meanwhile: the one it has from `memory_store` or a fixture, or a new one.
-    A failure of the handler comes out of the enqueue, `Retry` and `Unrecoverable` too. `Cancel` and `Snooze` are no failures:
-    the job is cancelled, or runs again at once. With `raise_errors=False` the job is retried at once instead, until it
-    is done or dead, and `handle.result()` tells which. A job with a delay waits: `drain(harbor, with_scheduled=True)`.
+    A failure of the handler comes out of the enqueue, `Retry` and `Unrecoverable` too, when failure handlers have run; of
+    several, the first. `Cancel` and `Snooze` are no failures: the job is cancelled, or runs again at once. With
+    `raise_errors=False` the job is retried at once instead, until it is done or dead, and `handle.result()` tells which. A
+    job with a delay waits: `drain(harbor, with_scheduled=True)`.
     """
+    check_app(harbor)
+    harbor.load()
+
+    async def run_all() -> None:
+        # A pool belongs to the loop on which it was made, so another loop gets a value of its own.
+        is_home = asyncio.get_running_loop() is home
+        async with entered((lambda: nullcontext(state)) if is_home else harbor.lifespan):
+            await _run_all(harbor, raise_errors)
 
     def then_run(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[Client, P], T]:
         """Make an enqueue whose jobs have run when it returns, in the caller's thread."""
@@ -122,7 +144,11 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
         @functools.wraps(method)
         def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
             accepted = method(self, *args, **kwargs)
-            run_here(_run_all(harbor, raise_errors))
+            if home.is_running():  # A handler enqueues.
+                run_here(run_all())
+            else:
+                with outside_the_loop():
+                    runner.run(run_all(), context=copy_context())
             return accepted
 
         return call
@@ -135,10 +161,12 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
     class InlineAsyncClient(AsyncClient):
         async def _send(self, records: list[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
             accepted = await super()._send(records, now, chunk)
-            await _run_all(harbor, raise_errors)
+            await run_all()
             return accepted
 
-    with nullcontext() if isinstance(harbor._driver, PrivateDriver) else memory_store(harbor):
+    own_store = nullcontext() if isinstance(harbor._driver, PrivateDriver) else memory_store(harbor)
+    with own_store, _living(harbor.lifespan) as (runner, state):
+        home = runner.get_loop()
         before = (harbor._client, harbor._async_clients, harbor._client_types)
         harbor._client, harbor._async_clients = None, weakref.WeakKeyDictionary()
         harbor._client_types = (InlineClient, InlineAsyncClient)
@@ -149,16 +177,46 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
             harbor._client, harbor._async_clients, harbor._client_types = before
 
 
+@contextmanager
+def _living(lifespan: Lifespan | None) -> Iterator[tuple[asyncio.Runner, Any]]:
+    """Enter the lifespan on a loop of its own. Gives the loop's runner and the lifespan's value."""
+    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+    loop = runner.get_loop()
+    value, leaving = loop.create_future(), loop.create_future()
+
+    async def live() -> None:  # One task enters and leaves: a task group demands it.
+        async with entered(lifespan) as state:
+            value.set_result(state)
+            await leaving
+
+    life = loop.create_task(live())
+    try:
+        with outside_the_loop():
+            runner.run(asyncio.wait((life, value), return_when=asyncio.FIRST_COMPLETED))
+        if value.done():
+            yield runner, value.result()
+    finally:
+        with outside_the_loop(), runner:
+            leaving.set_result(None)
+            runner.run(asyncio.wait((life,)))
+        life.result()  # Raises what the lifespan raised.
+
+
 async def _run_all(harbor: Harbor, raise_errors: bool) -> None:
     """Run all runnable jobs. All earlier jobs have been run already, so these are the jobs that were just enqueued."""
+    first: BaseException | None = None
     async with AsyncClient(harbor.driver(), clock=harbor.clock) as client:
+        await declare_queues(harbor, client, None)
         for _ in range(LIMIT):
             executed = await run_next(harbor, client, None)
             if executed is None:
+                if first is not None:
+                    raise first
                 return
             # The retry of a job that an earlier enqueue raised for says nothing about this one.
             if executed.error is not None and raise_errors and not executed.record.attempts:
-                raise executed.error
+                first = first or executed.error
+                continue
             record = await client.get(executed.record.id)
             clock = harbor.clock
             if record.state is JobState.SCHEDULED and isinstance(clock, FakeClock):

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
+from taskharbor.client import refuse_in_loop
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Driver
@@ -31,7 +32,6 @@ from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import check, listed
 from taskharbor.errors import InvalidRequest
-from taskharbor.handle import refuse_in_loop
 from taskharbor.handlers import Handler, Isolation, Lifespan, OnInvalid
 from taskharbor.jobs import SECOND, Outcome
 from taskharbor.middleware import Call, Job, Middleware, chain, entered, function_call

@@ -12,7 +12,7 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO jobs (id, type, queue_id, rank, run_at, created_at, max_attempts, state, headers, payload)
-    VALUES (v_id, 'taskharbor.failure', queue_id_of(v_source.failure_queue), 0, p_now, p_now, 5, 1, p_dead.headers,
+    VALUES (v_id, 'taskharbor.failure', queue_id_of(v_source.failure_queue), 0, p_now, p_now, 100, 1, p_dead.headers,
             convert_to(concat(
                 '{"job_id":', to_json(p_dead.id), ',"queue":', to_json(v_source.name), ',"type":', to_json(p_dead.type),
                 ',"codec":', to_json(coalesce(p_dead.codec, 'json')),
