@@ -55,6 +55,24 @@ async def test_the_share_of_starts_follows_the_weights(here: Stage, options: dic
         assert abs(order[100 : 100 + count].count("mail") - count / 6) <= slack
 
 
+@pytest.mark.parametrize("queues", [{"idle": 10, "urgent": 1, "mail": 1}, ["idle", "urgent", "mail"]])
+async def test_the_unused_turns_of_a_queue_are_shared_by_the_others(here: Stage, queues: Any) -> None:
+    order: list[str] = []
+
+    async def handler(job: Job) -> None:
+        order.append(job.queue)
+        if len(order) % 20 == 0 and len(order) <= 200:
+            # Less than its share, until it has enough for it.
+            await here.enqueue_many(400 if len(order) == 200 else 1, queue="idle")
+
+    for queue in ("urgent", "mail"):
+        await here.enqueue_many(200, queue=queue)
+    await here.drain(handler, queues=queues, concurrency=4, prefetch=0)
+    assert abs(order[:200].count("mail") - order[:200].count("urgent")) <= 4
+    share = 1 / 3 if isinstance(queues, list) else 10 / 12
+    assert abs(order[200:320].count("idle") - 120 * share) <= 8
+
+
 async def test_in_strict_order_a_queue_waits_for_those_before_it(here: Stage) -> None:
     order: list[str] = []
 

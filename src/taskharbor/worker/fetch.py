@@ -211,8 +211,8 @@ class FetchLoop(BackendLoop):
         self._makes_blocking_claims = is_alone and self._clock.runs_by_itself
         self._largest = max(self._config.sizes.values(), default=1)
         self._charged = dict.fromkeys(self._queues, 0.0)
-        """By queue, the jobs that were asked of it in its turns, divided by its weight. The lowest has the next turn. In strict
-        order nothing is charged, so the first queue always has it."""
+        """By queue, the jobs that were claimed, divided by its weight. The lowest has the next turn. In strict order nothing is
+        charged, so the first queue always has it."""
         self._settled = False
         """True if jobs were settled since the last look began, in a worker with limits."""
         if self._config.limits:
@@ -306,36 +306,37 @@ class FetchLoop(BackendLoop):
             await self._room.wait()
 
     async def _look(self, wanted: int) -> int:
-        """One look at every queue. Each begins with the queue whose turn it is, so that none starves; what that queue does not
-        use is free for the others."""
+        """One look at the queues, the least charged first. What a queue does not use is for the others, who pay for it."""
         async with self._allowance.turn:
-            wanted, found = self._at_most(wanted), 0
-            order, rooms = self._order()
-            if order and self._config.order != "strict":
-                asked = min(wanted, rooms.get(order[0], wanted))
-                self._charged[order[0]] += asked / self._config.weights.get(order[0], 1)
-            for queue in order:
+            wanted, found, level = self._at_most(wanted), 0, 0.0
+            rooms, unused = self._rooms(), list[str]()
+            for queue in sorted(self._queues, key=self._charged.__getitem__):
                 if found >= wanted or self._stopping:
                     break
-                limit = min(wanted - found, rooms.get(queue, wanted))
-                claim = partial(self._claim, self._driver.reserve, queue, limit)
-                records = await self._outage.ride_out(claim, give_up=lambda: self._stopping)
-                self._take(records)
-                found += len(records)
+                rest = wanted - found
+                records: list[JobRecord] = []
+                if (limit := min(rest, rooms.get(queue, rest))) > 0:
+                    claim = partial(self._claim, self._driver.reserve, queue, limit)
+                    records = await self._outage.ride_out(claim, give_up=lambda: self._stopping)
+                if records:
+                    self._take(records)
+                    found += len(records)
+                    level = self._charged[queue]
+                    if self._config.order != "strict":
+                        self._charged[queue] += len(records) / self._config.weights.get(queue, 1)
+                if len(records) < rest:
+                    unused.append(queue)
+            for queue in unused:
+                # It does not save up what it could not use.
+                self._charged[queue] = max(self._charged[queue], level)
         return found
 
-    def _order(self) -> tuple[list[str], dict[str, int]]:
-        """The queues that have room, the next one first; and the room of those that have a limit."""
-        order = sorted(self._queues, key=self._charged.__getitem__)
+    def _rooms(self) -> dict[str, int]:
+        """The room of the queues that have a limit."""
         if not (limits := self._config.limits):
-            return order, {}
+            return {}
         held = Counter([hold.record.queue for one in self.assignment.siblings for hold in one.holds])
-        rooms = {queue: limit - held[queue] for queue, limit in limits.items()}
-        order = [queue for queue in order if rooms.get(queue, 1) > 0]
-        for queue in rooms.keys() - set(order) if order else ():
-            # It cannot use its turns now and does not save them up.
-            self._charged[queue] = max(self._charged[queue], self._charged[order[0]])
-        return order, rooms
+        return {queue: limit - held[queue] for queue, limit in limits.items()}
 
     def _at_most(self, wanted: int) -> int:
         return min(wanted, self._config.batch, self._allowance.left)
