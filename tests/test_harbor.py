@@ -297,7 +297,7 @@ def test_a_short_program_that_closes_nothing_ends_in_silence(
             url = stack.enter_context(running_broker("memory://"))
         else:
             url = request.getfixturevalue(store) if "_" in store else f"{store}:///{tmp_path}/jobs"
-        command = [sys.executable, "-X", "dev", "-c", SHORT, url]
+        command = [sys.executable, "-W", "always", "-c", SHORT, url]
         ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
 

@@ -369,13 +369,15 @@ class Harbor:
         if not isinstance(url, (str, Driver)):
             raise InvalidRequest(f"store {url!r}: give a URL, as in sqlite:///jobs.db, or a driver")
         self._driver = connect(url) if isinstance(url, str) else url
+        self._store = url
         self._client = None
         self._async_clients.clear()
 
     def driver(self) -> Driver:
         """A new handle on this app's store, not yet open."""
-        process = sys.modules.get("multiprocessing.process")
-        if process is not None and getattr(process.current_process(), "_inheriting", False):
+        process, child = map(sys.modules.get, ("multiprocessing.process", "taskharbor.worker.process_child"))
+        is_main = process is not None and getattr(process.current_process(), "_inheriting", False)
+        if is_main or getattr(child, "is_importing", False):
             # A script that enqueues or works at import would do so again in every process of its worker.
             raise RuntimeError(
                 "this script is being imported by a worker process (isolation='process'), which must not enqueue or start "

@@ -201,6 +201,12 @@ def echo(value: Any) -> Any:
 
 
 @once
+def enqueue_another(count: int) -> None:
+    if count:
+        enqueue_another.enqueue(count - 1)
+
+
+@once
 def without_form() -> Any:
     return object()
 

@@ -415,13 +415,26 @@ async def test_processes_die_with_a_killed_worker(run_app: Callable[..., Any], t
     await eventually(lambda: not any(map(is_alive, pids)))
 
 
-def test_a_script_does_not_enqueue_again_in_a_process(run_app: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["my_app.py"], ["-c", "import my_app"]], ids=["script", "module"])
+def test_a_script_does_not_enqueue_again_in_a_process(
+    command: list[str], run_app: Callable[..., Any], tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
-    unguarded = "add.enqueue(1, 2); harbor.worker(until_empty=True).run()"
-    _, complained = run_app(unguarded, "my_app.py", url).communicate(timeout=PATIENCE * 4)
+    # A bound, lest each process starts another.
+    bound = "assert 'NESTED' not in os.environ; os.environ['NESTED'] = 'yes'"
+    unguarded = f"add.enqueue(1, 2); {bound}; harbor.worker(until_empty=True).run()"
+    _, complained = run_app(unguarded, *command, url).communicate(timeout=PATIENCE * 4)
     assert 'under `if __name__ == "__main__":`' in complained
     with Client(url) as client:
         assert len(client.list_jobs().jobs) == 1
+
+
+def test_a_process_enqueues_into_the_store_that_its_worker_uses(harbor: Harbor, tmp_path: Path) -> None:
+    harbor.use(f"sqlite:///{tmp_path}/other.db")
+    isolated.enqueue_another.enqueue(1)
+    drain()
+    assert len(harbor.client.list_jobs().jobs) == 2
+    harbor.close()
 
 
 def test_a_process_enters_the_lifespan_of_its_app_once_and_leaves_it_at_the_end(

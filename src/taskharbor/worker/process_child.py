@@ -43,6 +43,9 @@ SIGNALS: dict[str, type[HandlerSignal]] = {
 END = b""
 """Stands where a message would: the process is to end in order."""
 
+is_importing = False
+"""True while this process imports its handlers. Their app then refuses to enqueue and to start a worker."""
+
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
     record: JobRecord
@@ -111,6 +114,8 @@ class Wanted(NamedTuple):
     name: str
     takes_job: bool
     max_result_bytes: int
+    url: str | None = None
+    """The store that the worker's app uses, where it has a URL."""
 
 
 class Orders(NamedTuple):
@@ -122,8 +127,8 @@ class Orders(NamedTuple):
     worker_pid: int
 
 
-def find(wanted: Wanted) -> Handler:
-    """The code behind a job type: the function of that name, or the one declared under it with `@harbor.job`."""
+def find(wanted: Wanted) -> tuple[Handler, Any]:
+    """The code behind a job type: the function of that name, or the one declared under it with `@harbor.job`, and its app."""
     found: Any = importlib.import_module(wanted.module)
     for part in wanted.name.split("."):
         found = getattr(found, part, None)
@@ -133,14 +138,16 @@ def find(wanted: Wanted) -> Handler:
                 "define it at the top of a module that can be imported"
             )
     declared = getattr(found, "handler", None)  # A JobType stands where its function stood.
-    function = declared.function if isinstance(declared, Handler) else found
-    return Handler(
+    is_declared = isinstance(declared, Handler)
+    function = declared.function if is_declared else found
+    handler = Handler(
         wanted.type,
         function,
         arguments=None if wanted.takes_job else Arguments(function),
         max_result_bytes=wanted.max_result_bytes,
-        lifespan=declared.lifespan if isinstance(declared, Handler) else None,
+        lifespan=declared.lifespan if is_declared else None,
     )
+    return handler, found._harbor if is_declared else None
 
 
 def main(connection: Connection, orders: Orders) -> None:
@@ -177,6 +184,7 @@ class Child:
         self._runner = asyncio.Runner()
 
     def serve(self) -> None:
+        global is_importing
         threading.Thread(target=self._listen, name="taskharbor-worker-link", daemon=True).start()
         forward = _Forward(self._send)
         forward.addFilter(JobFields())
@@ -184,13 +192,17 @@ class Child:
         capture_warnings()
         for name, level in self._orders.log_levels.items():
             logging.getLogger(name).setLevel(level)
+        is_importing = True
         for wanted in self._orders.handlers:
             try:
-                handler = find(wanted)
+                handler, app = find(wanted)
+                if app is not None and wanted.url not in (None, app._store):
+                    app.use(wanted.url)
                 call = validate(handler, self._codecs, function_call(handler))
                 self._handlers[wanted.type] = (handler, call)
             except BaseException as error:  # Only the jobs of this one type suffer.
                 self._handlers[wanted.type] = _threw(error)
+        is_importing = False
         self._runner.run(self._enter_lifespan())
         self._send(Ready())
         while (job := self._jobs.get()) is not None:

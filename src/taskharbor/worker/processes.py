@@ -345,12 +345,14 @@ def _wanted(handler: Handler) -> process_child.Wanted:
     assert handler.location is not None
     takes_job, most = handler.arguments is None, handler.max_result_bytes
     wanted = process_child.Wanted(handler.type, *handler.location, takes_job, most)
-    if process_child.find(wanted).function is not handler.function:
+    found, app = process_child.find(wanted)
+    if found.function is not handler.function:
         raise InvalidRequest(
             f"{handler.type!r} runs in a process of its own, but {wanted.module}.{wanted.name} is not its "
             "handler: a process finds a handler by that name, so it must be a plain function of its module"
         )
-    return wanted
+    store = getattr(app, "_store", None)
+    return wanted._replace(url=store) if isinstance(store, str) else wanted
 
 
 def _log_levels() -> dict[str, int]:

@@ -282,7 +282,7 @@ def forget() -> None:
 {way}
 """
     with running_broker("memory://") as url:
-        command = [sys.executable, "-X", "dev", "-c", script, url]
+        command = [sys.executable, "-W", "always", "-c", script, url]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
 
