@@ -678,6 +678,10 @@ class Harbor:
         worker = Worker(self.driver(), **typing.cast("WorkerOptions", {**of_app, **options}))
         for handler in self.handlers.values():
             worker.add_handler(handler)
+        known = {*self.queues, *(one.get("failure_queue") for one in self.declared_queues.values())}
+        if unknown := ", ".join(queue for queue in worker.config.queues if queue not in known):
+            # A warning: a call's own options may name any queue.
+            log.warning("no job of the app is in queue %s; the app has %s", unknown, ", ".join(self.queues))
         return worker
 
     def __repr__(self) -> str:

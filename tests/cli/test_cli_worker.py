@@ -74,9 +74,10 @@ def test_queues_by_weight_or_in_strict_order_with_limits(run: Run, make_app: Mak
     app, until = make_app(), ["--until-empty", "--wait-for-retries"]
     run("worker", app, *until, "-q", "default=5", "-q", "mail", "--limit", "default=1")
     assert states() == {JobState.DONE}
-    assert (
-        "serves default, mail" in run("worker", app, *until, "-q", "default", "-q", "mail", "--strict").stderr
-    )
+    said = run("worker", app, *until, "-q", "default", "-q", "mail", "--strict").stderr
+    assert "serves default, mail" in said
+    assert "no job of the app is in queue mail; the app has default" in said
+    assert "no job of the app" not in run("worker", app, "--until-empty", "-q", "default").stderr
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,9 @@ def test_no_app(run: Run, make_app: MakeApp, text: str, named: str, complaint: s
         (["--processes", "2", "--url", "memory://"], "lives in one process"),
         (["--concurrency", "0"], "--concurrency"),
         (["--limit", "mail"], "write it like mail=2"),
+        (["--limit", "default=0"], "limit 0 of queue 'default': give a whole number from 1"),
+        (["--queue", "mail=0"], "weight 0 of queue 'mail': give a whole number from 1"),
+        (["--queue", "mail=x"], "'mail=x': write it like mail=2, with a whole number after the ="),
         (["--limit", "mail=2"], "this worker serves ['default']"),
         (["--queue", "a=2", "--queue", "b", "--strict"], "queues={'a': 2, 'b': 1} has weights"),
         (["--wait-for-retries"], "give that too"),

@@ -131,18 +131,19 @@ async def test_a_queue_at_its_limit_holds_up_no_other_and_does_not_keep_the_work
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "complaint"),
     [
-        {"queues": {"a": 0}},
-        {"queues": {"a": 1}, "order": "strict"},
-        {"order": "random"},
-        {"queues": ["a"], "limits": {"b": 1}},
-        {"queues": ["a"], "limits": {"a": 0}},
-        {"until_empty": "soon"},
+        ({"queues": {"a": 0}}, "weight 0 of queue 'a': give a whole number from 1"),
+        ({"queues": {"a": True}}, "weight True of queue 'a'"),
+        ({"queues": {"a": 1}, "order": "strict"}, "has weights"),
+        ({"order": "strct"}, "order 'strct': give 'turns' or 'strict'"),
+        ({"queues": ["a"], "limits": {"b": 1}}, "this worker serves"),
+        ({"queues": ["a"], "limits": {"a": "2"}}, "limit '2' of queue 'a': give a whole number from 1"),
+        ({"until_empty": "soon"}, "until_empty"),
     ],
 )
-def test_wrong_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest):
+def test_wrong_settings_are_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
         Worker("memory://", **options)
 
 

@@ -263,13 +263,13 @@ def _by_queue(_: click.Context, parameter: click.Parameter, pairs: tuple[str, ..
     """`QUEUE=N` options as a mapping. For --queue, N is a weight and may be left out."""
     counts: dict[str, int] = {}
     for pair in pairs:
-        queue, _equals, count = pair.rpartition("=")
+        queue, equals, count = pair.rpartition("=")
         if queue and count.isdecimal():
             counts[queue] = int(count)
-        elif parameter.name == "queues":
+        elif parameter.name == "queues" and not equals:
             counts[pair] = 1
         else:
-            raise click.BadParameter(f"{pair!r}: write it like mail=2")
+            raise click.BadParameter(f"{pair!r}: write it like mail=2, with a whole number after the =")
     return pairs if counts.keys() <= set(pairs) else counts
 
 

@@ -53,9 +53,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     claims: tuple[str, ...] | None = None
     """The types that one engine claims; None: all of the worker's types."""
     order: Literal["turns", "strict"] = "turns"
-    weights: dict[str, Annotated[int, Meta(ge=1)]] = {}
+    weights: dict[str, int] = {}
     """By queue. A queue that is not in here has the weight 1."""
-    limits: dict[str, Annotated[int, Meta(ge=1)]] = {}
+    limits: dict[str, int] = {}
     """The most jobs of a queue that the worker holds at once."""
     sizes: dict[str, int] = {}
     """The places that a job takes, by type, where it is more than one."""

@@ -158,10 +158,16 @@ class Worker:
             raise InvalidRequest(f"types={list(types)!r} and every_type: give one of them")
         names = tuple(dict.fromkeys(listed("queues", queues)))
         weights = dict(queues) if isinstance(queues, Mapping) else {}
+        if order not in ("turns", "strict"):
+            raise InvalidRequest(f"order {order!r}: give 'turns' or 'strict'")
         if weights and order == "strict":
             raise InvalidRequest(f"queues={weights!r} has weights, and order='strict': give one of them")
         if unserved := [queue for queue in limits or () if queue not in names]:
             raise InvalidRequest(f"limits for {unserved!r}: this worker serves {list(names)!r}")
+        for what, counts in (("weight", weights), ("limit", limits or {})):
+            for queue, count in counts.items():
+                if type(count) is not int or count < 1:
+                    raise InvalidRequest(f"{what} {count!r} of queue {queue!r}: give a whole number from 1")
         seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
         beat = seconds / 3 if heartbeat is None else heartbeat
         if seconds < SHORTEST_LEASE:
