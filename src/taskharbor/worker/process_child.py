@@ -137,7 +137,7 @@ def find(wanted: Wanted) -> tuple[Handler, Any]:
                 f"{wanted.type!r}: {wanted.module}.{wanted.name} is not there in a new process; "
                 "define it at the top of a module that can be imported"
             )
-    declared = getattr(found, "handler", None)  # A JobType stands where its function stood.
+    declared: Any = getattr(found, "handler", None)  # A JobType stands where its function stood.
     is_declared = isinstance(declared, Handler)
     function = declared.function if is_declared else found
     handler = Handler(
