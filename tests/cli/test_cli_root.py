@@ -78,7 +78,12 @@ def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, ur
         ),
         (["queues", "set", "a"], 2, "BadInput", "nothing to change"),
         *((["pipeline", name, "--lake", "x"], 2, "BadInput", "no lake in x") for name in LAKE_COMMANDS),
-        (["queues", "set", "a", "--create", "--failure-queue", "a"], 2, "InvalidRequest", "own failure queue"),
+        (
+            ["queues", "set", "a", "--create", "--failure-queue", "a"],
+            2,
+            "InvalidRequest",
+            "own failure queue",
+        ),
         (["stats", "--url", "what"], 2, "InvalidRequest", "what"),
         (["stats", "--url", "what://"], 2, "UnknownDriver", "what://"),
         (["stats", "--nonsense"], 2, "UsageError", "--nonsense"),
