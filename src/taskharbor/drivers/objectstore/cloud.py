@@ -18,16 +18,7 @@ from taskharbor.jobs import Micros, to_micros
 
 try:
     import obstore
-    from obstore.exceptions import (
-        AlreadyExistsError,
-        BaseError,
-        NotFoundError,
-        NotModifiedError,
-        NotSupportedError,
-        PermissionDeniedError,
-        PreconditionError,
-        UnauthenticatedError,
-    )
+    from obstore import exceptions
 except ImportError as error:  # pragma: no cover - the tests have it
     raise MissingExtra(
         "object stores need a package that is not installed: pip install 'taskharbor[objectstore]'"
@@ -43,9 +34,10 @@ _RETRY_FOR = 15.0
 """Seconds after which nothing is tried again."""
 _CLOCK = "clock"
 """An object that is written only to see by which time the store stamps it."""
-_MISSING = (NotFoundError, FileNotFoundError)
-_NOT_LET_IN = (PermissionDeniedError, UnauthenticatedError, PermissionError)
-_REFUSED = (AlreadyExistsError, PreconditionError, FileExistsError)
+_MISSING = (exceptions.NotFoundError, FileNotFoundError)
+_NOT_LET_IN = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
+_REFUSED = (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError)
+_FAILED = (exceptions.BaseError, OSError)
 _NOT_THERE = ("nosuchbucket", "containernotfound", "bucket does not exist", "bucket not found")
 
 
@@ -69,7 +61,7 @@ class ObstoreBlobs(Blobs):
         try:
             found = await obstore.get_async(self._store, name, options=options)
             data = bytes(await found.bytes_async())
-        except NotModifiedError:
+        except exceptions.NotModifiedError:
             return None
         except _MISSING as error:
             self._check_bucket(error)
@@ -109,7 +101,7 @@ class ObstoreBlobs(Blobs):
         except _MISSING as error:
             self._check_bucket(error)
             raise Conflict(f"{self.where(name)} is not there any more") from error
-        except (BaseError, OSError) as error:
+        except _FAILED as error:
             self._check_reason(error)
             raise Unclear(f"{self.place}: {_words(error)}") from error
         return self._version(put["e_tag"], put["version"])
@@ -141,7 +133,7 @@ class ObstoreBlobs(Blobs):
         while True:
             try:
                 return await call()
-            except (BaseError, OSError) as error:
+            except _FAILED as error:
                 self._check_reason(error)
                 # Where each try takes its whole time-out, few are enough.
                 wait = next(waits, None) if time.monotonic() - began < _RETRY_FOR else None
@@ -168,7 +160,7 @@ class ObstoreBlobs(Blobs):
             raise InvalidRequest(
                 f"{self.place} refused us: check the credentials, and that they may read, write, list and delete there"
             ) from None
-        if isinstance(error, NotSupportedError):
+        if isinstance(error, exceptions.NotSupportedError):
             raise InvalidRequest(
                 f"{self.place} has no conditional writes: use a store that has them"
             ) from error
