@@ -86,10 +86,7 @@ class Compaction:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is None:
+        if task.cancelled() or (error := task.exception()) is None:
             self._has_failed = False
             return
         # Nothing is lost: the image keeps its size, and a later change begins compaction again.
