@@ -103,9 +103,7 @@ async def list_shard(
     is_archived = selection.states is None or bool(selection.states & ARCHIVED)
     wanted: set[str] = set()
 
-    def step(
-        transaction: Transaction,
-    ) -> tuple[tuple[list[tuple[int, JobRecord]], list[Entry]], list[Entry]]:
+    def step(transaction: Transaction) -> tuple[tuple[list[tuple[int, JobRecord]], list[Entry]], list[Entry]]:
         known = [one for one in entries(transaction) if one.jobs and one.first_job < before and is_archived]
         here = engine.find_jobs(transaction, selection, now, limit, before)
         return (here, known), [one for one in known if one.name in wanted]
