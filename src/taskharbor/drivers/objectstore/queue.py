@@ -354,10 +354,9 @@ class Store:
             await self.catalog.add_queues(unknown)
 
     def _shard(self, queue: str, number: int) -> Shard:
-        shard = self._shards.get((queue, number))
-        if shard is None:
-            shard = self._shards[queue, number] = Shard(self, queue, number)
-        return shard
+        if (queue, number) not in self._shards:
+            self._shards[queue, number] = Shard(self, queue, number)
+        return self._shards[queue, number]
 
     async def change_each(
         self, queue: str | None, limit: int, step: Callable[[Shard, int], Awaitable[int]]
