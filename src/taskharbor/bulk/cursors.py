@@ -63,18 +63,14 @@ def at_end(log: LogState) -> LogCursor:
 
 
 def ranges_between(log: LogState, first: LogCursor, last: LogCursor) -> list[LogRange]:
-    return [
-        LogRange(
-            one.name,
-            one.queue,
-            first.places.get(one.name, 0),
-            last.places[one.name],
-            not first.is_open or one.name in first.places,
-            one.name in first.places,
-        )
-        for one in log.streams
-        if first.places.get(one.name, 0) < last.places.get(one.name, 0)
-    ]
+    found = []
+    for one in log.streams:
+        after, until = first.places.get(one.name, 0), last.places.get(one.name, 0)
+        if after < until:
+            is_resumed = one.name in first.places
+            is_strict = is_resumed or not first.is_open
+            found.append(LogRange(one.name, one.queue, after, until, is_strict, is_resumed))
+    return found
 
 
 def never_back(log: LogState, first: LogCursor, last: LogCursor) -> LogCursor:
