@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from taskharbor.drivers.contract import JobFilter
@@ -40,7 +39,6 @@ _START = len(MAGIC) + 4
 _SQL = load("archive", __package__)
 _OPERATE = load("operate")
 _FIND = load("bulk")["find"]
-_decode_found = msgspec.json.Decoder(list[tuple[str, int, int, int]]).decode
 
 
 # -- segments -------------------------------------------------------------------------------------------------
@@ -66,9 +64,8 @@ class Segment:
         return Transaction(self._rows)
 
     def jobs(self, entry: Entry) -> Transaction:
-        self._jobs.execute(
-            _SQL["set_marks"], (entry.jobs_gone_at, entry.jobs_gone_seq, to_json(entry.purged))
-        )
+        marks = (entry.jobs_gone_at, entry.jobs_gone_seq, to_json(entry.purged))
+        self._jobs.execute(_SQL["set_marks"], marks)
         return Transaction(self._jobs)
 
     @cached_property
@@ -261,10 +258,7 @@ def remove(
     transaction: Transaction, entry: Entry, segment: Segment, job_ids: Sequence[str]
 ) -> dict[str, JobState]:
     """Remove jobs from a segment. Returns the states of the jobs that were there, by id."""
-    (text,) = (
-        segment.jobs(entry).connection.execute(_FIND, (to_json(list(dict.fromkeys(job_ids))),)).fetchone()
-    )
-    found = _decode_found(text)
+    found = segment.jobs(entry).fetch(_FIND, (to_json(list(dict.fromkeys(job_ids))),))
     if found:
         _forget(transaction, [(job_id, state) for job_id, _, _, state in found])
         purged = (*entry.purged, *(seq for _, seq, _, _ in found))
