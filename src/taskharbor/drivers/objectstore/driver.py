@@ -201,9 +201,8 @@ class ObjectStoreDriver(Driver):
         async def enqueue(shard: Shard, part: list[int]) -> None:
             part = [at for at in part if elsewhere.get(records[at].id, shard) is shard]
             if part:
-                made = await shard.enqueue(
-                    [records[at] for at in part], [first + at for at in part], call.now
-                )
+                own, numbers = [records[at] for at in part], [first + at for at in part]
+                made = await shard.enqueue(own, numbers, call.now)
                 answers.update(zip(part, made, strict=True))
 
         await asyncio.gather(*(enqueue(*part) for part in parts.items()))
