@@ -100,12 +100,13 @@ class Writes(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Writes)
+_decode = msgspec.msgpack.Decoder(Writes).decode
 
 
-def _decode(data: bytes) -> Writes:
+async def _read(driver: Driver) -> tuple[Writes, bytes | None]:
+    (data,) = await driver.read_blobs([RECORD])
     try:
-        return _decoder.decode(data)
+        return Writes() if data is None else _decode(data), data
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TaskHarborError(
             f"the record of bulk writes (blob {RECORD!r}) cannot be read: {error}. A client with the scope `bulk` has "
@@ -114,15 +115,13 @@ def _decode(data: bytes) -> Writes:
 
 
 async def _look(driver: Driver) -> Writes:
-    (data,) = await driver.read_blobs([RECORD])
-    return Writes() if data is None else _decode(data)
+    return (await _read(driver))[0]
 
 
 async def _change(driver: Driver, step: Callable[[Writes], R]) -> R:
     """Change the record by compare-and-swap. Every step may be repeated: it finds its earlier effect."""
     while True:
-        (before,) = await driver.read_blobs([RECORD])
-        writes = Writes() if before is None else _decode(before)
+        writes, before = await _read(driver)
         answer = step(writes)
         after = _encode(writes)
         if after == before or await driver.swap_blob(RECORD, after, expected=before):
@@ -150,10 +149,7 @@ async def publish(driver: Driver, write: str, tasks: Sequence[str], now: Micros)
                 f"what the tasks {', '.join(lost)} of {write} had staged is gone, or they never came to their end: nothing was "
                 "published, write it again"
             )
-        sizes: Counter[str] = Counter()
-        for end in ends.values():
-            sizes.update(end.sizes)
-        for queue, size in sizes.items():
+        for queue, size in sum((Counter(end.sizes) for end in ends.values()), Counter[str]()).items():
             await driver.check_room(queue, size)
         blobs = [one for task in wanted if task in ends for one in ends[task].blobs]
         able = driver.capabilities
