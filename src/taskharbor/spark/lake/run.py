@@ -29,21 +29,9 @@ from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, QUEUE_COLUMNS
 from taskharbor.spark.session import require_shared_store
 
 STEPS = (
-    "bronze.queues",
-    "bronze.attempts",
-    "silver.attempts",
-    "silver.lifecycles",
-    "tallies",
-    "durations",
-    "gold.minutes",
-    "gold.hours",
-    "gold.concurrency",
-    "gold.backlog",
-    "gold.workers",
-    "gold.errors",
-    "gold.objectives",
-    "commit",
-    "done",
+    *("bronze.queues", "bronze.attempts", "silver.attempts", "silver.lifecycles", "tallies", "durations"),
+    *("gold.minutes", "gold.hours", "gold.concurrency", "gold.backlog", "gold.workers", "gold.errors"),
+    *("gold.objectives", "commit", "done"),
 )
 
 
