@@ -133,15 +133,9 @@ def _by(tallies: DataFrame, durations: DataFrame, bucket: str, length_us: int) -
     keys = (*CELL_NAMES, bucket, "date")
     counted = tallies.select(*keys, *TALLY_NAMES)
     measured = durations.select(*keys, "metric", "bucket", "count")
-    found = (
-        counted.unionByName(measured, allowMissingColumns=True)
-        .groupBy(*keys)
-        .agg(
-            *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in TALLY_NAMES),
-            *percentiles("wait"),
-            *percentiles("run"),
-        )
-    )
+    grouped = counted.unionByName(measured, allowMissingColumns=True).groupBy(*keys)
+    counts = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in TALLY_NAMES]
+    found = grouped.agg(*counts, *percentiles("wait"), *percentiles("run"))
     return found.withColumn("concurrency", F.col("busy_us") / F.lit(float(length_us)))
 
 
@@ -248,11 +242,9 @@ PATTERNS: tuple[tuple[str, str], ...] = (
 
 def fingerprint(message: Column) -> Column:
     """The first line of a message without what differs from one failure to the next."""
-    text = reduce(
-        lambda text, rule: F.regexp_replace(text, rule[0], rule[1]),
-        PATTERNS,
-        F.substring(F.coalesce(message, F.lit("")), 1, 1000),
-    )
+    text = F.substring(F.coalesce(message, F.lit("")), 1, 1000)
+    for pattern, placeholder in PATTERNS:
+        text = F.regexp_replace(text, pattern, placeholder)
     return F.substring(F.trim(text), 1, FINGERPRINT_CHARS)
 
 
@@ -260,9 +252,7 @@ def attempt_errors(attempts: DataFrame) -> DataFrame:
     """Every silver attempt that carries an error, whatever its outcome."""
     failed = attempts.where(F.col("error_type").isNotNull() | F.col("error_message").isNotNull())
     rows = failed.select(
-        "source",
-        "queue",
-        "type",
+        *CELL_NAMES,
         F.coalesce("error_type", F.lit("")).alias("error_type"),
         fingerprint(F.col("error_message")).alias("fingerprint"),
         F.lit(1).cast("long").alias("count"),
@@ -304,9 +294,8 @@ def touched_buckets(length_us: int) -> Column:
     began = bucket_of(F.col("reserved_at"), length_us)
     last = bucket_of(F.greatest("valid_until", "reserved_at"), length_us)
     late = F.when(ended > last, F.array(ended)).otherwise(F.array().cast("array<long>"))
-    return F.when(
-        F.col("reserved_at").isNotNull(), F.concat(F.sequence(began, last, F.lit(1).cast("long")), late)
-    ).otherwise(F.array(ended))
+    leased = F.concat(F.sequence(began, last, F.lit(1).cast("long")), late)
+    return F.when(F.col("reserved_at").isNotNull(), leased).otherwise(F.array(ended))
 
 
 def busy_within(bucket: Column, length_us: int) -> Column:
@@ -334,12 +323,7 @@ def percentiles(metric: str) -> list[Column]:
     fractions = ", ".join(str(percent / 100) for percent in PERCENTS)
     # Interpolates between bucket numbers, that is geometrically between durations.
     found = F.expr(f"percentile(bucket, array({fractions}), count) FILTER (WHERE metric = '{metric}')")
-    return [
-        _duration(found.getItem(index)).alias(f"{metric}_p{percent}_us")
-        for index, percent in enumerate(PERCENTS)
-    ]
-
-
-def _duration(bucket_number: Column) -> Column:
-    """The middle of a bucket, by factor."""
-    return F.round(F.exp((bucket_number + 0.5) * F.lit(math.log(GROWTH))) - 1).cast("long")
+    # The middle of a bucket, by factor.
+    middles = [F.exp((found.getItem(n) + 0.5) * F.lit(math.log(GROWTH))) - 1 for n in range(len(PERCENTS))]
+    names = [f"{metric}_p{percent}_us" for percent in PERCENTS]
+    return [F.round(one).cast("long").alias(name) for one, name in zip(middles, names, strict=True)]
