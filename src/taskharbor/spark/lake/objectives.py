@@ -66,24 +66,16 @@ def checked(objectives: Sequence[Objective]) -> list[Objective]:
             word = "takes no" if one.kind == "success" else "needs a"
             raise InvalidRequest(f"objective {one.name!r} of kind {one.kind!r} {word} threshold_ms")
     names = [one.name for one in objectives]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InvalidRequest(
-            f"objectives must have different names; these are there twice: {', '.join(twice)}"
-        )
+    if twice := ", ".join(sorted({name for name in names if names.count(name) > 1})):
+        raise InvalidRequest(f"objectives must have different names; these are there twice: {twice}")
     return list(objectives)
 
 
 def attempt_objectives(attempts: DataFrame, objectives: Sequence[Objective]) -> DataFrame:
     """Judge each silver attempt by each objective, in the hour in which it ended."""
     judged = attempts.withColumn("one", F.explode(F.filter(F.array(*map(_judged, objectives)), F.isnotnull)))
-    rows = judged.select(
-        "source",
-        "one.*",
-        F.date_trunc("hour", "ended_at").alias("hour"),
-        F.lit(1).cast("long").alias("total"),
-        "date",
-    )
+    hour, total = F.date_trunc("hour", "ended_at").alias("hour"), F.lit(1).cast("long").alias("total")
+    rows = judged.select("source", "one.*", hour, total, "date")
     return declared(rows.withColumn("burn_rate", _burn_rate()), "gold.objectives")
 
 
