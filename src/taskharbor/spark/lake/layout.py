@@ -66,26 +66,18 @@ class Lake:
         return reader.parquet(*absolute).select(*schema.names)
 
     def begin(self, made_by: str) -> Change:
-        return Change(self, self.manifest(), made_by)
+        return Change(self, made_by)
 
 
 class Change:
     """The changes of one run to the lake. The run sees its own writes; others see them after `commit`."""
 
-    def __init__(self, lake: Lake, before: Manifest, made_by: str) -> None:
+    def __init__(self, lake: Lake, made_by: str) -> None:
         self.lake = lake
-        self.before = before
-        self.manifest = Manifest(
-            number=before.number + 1,
-            made_by=made_by,
-            run=before.run + (made_by == "run"),
-            cursors=dict(before.cursors),
-            objectives=before.objectives,
-            tables={
-                table: {day: list(directories) for day, directories in by_date.items()}
-                for table, by_date in before.tables.items()
-            },
-        )
+        self.manifest = lake.manifest()
+        self.manifest.number += 1
+        self.manifest.run += made_by == "run"
+        self.manifest.made_by = made_by
         self.written: dict[str, int] = {}
         """Rows written, by table."""
         self._scratch: list[Written] = []
@@ -117,8 +109,7 @@ class Change:
         """Write rows that no manifest lists."""
         name = f"{folder_of(table)}/write={self.manifest.number:08d}-{secrets.token_hex(4)}"
         target = self.lake.path / name
-        frame = declared(rows, table)
-        frame.write.partitionBy("date").option("compression", "zstd").parquet(str(target))
+        declared(rows, table).write.partitionBy("date").option("compression", "zstd").parquet(str(target))
         written = Written(table, name, _directories(self.lake.path, name))
         self.written[table] = self.written.get(table, 0) + written.rows
         return written
