@@ -103,21 +103,13 @@ def commit(lake: Path, manifest: Manifest) -> None:
         ) from None
     finally:
         draft.unlink()
-    _make_durable(folder)
-
-
-def forget(lake: Path, number: int) -> None:
-    path_of(lake, number).unlink(missing_ok=True)
-
-
-def path_of(lake: Path, number: int) -> Path:
-    return lake / FOLDER / f"manifest-{number:08d}.json"
-
-
-def _make_durable(folder: Path) -> None:
-    """The name of a file is durable only once its folder is."""
+    # The name of a file is durable only once its folder is.
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def path_of(lake: Path, number: int) -> Path:
+    return lake / FOLDER / f"manifest-{number:08d}.json"

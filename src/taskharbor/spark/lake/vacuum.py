@@ -12,7 +12,7 @@ import msgspec
 
 from taskharbor.errors import InvalidRequest
 from taskharbor.spark.lake.layout import Lake
-from taskharbor.spark.lake.manifests import FOLDER, forget, load, numbers
+from taskharbor.spark.lake.manifests import FOLDER, load, numbers, path_of
 
 KEEP_MANIFESTS = 2
 UNLISTED_FOR = timedelta(hours=6)
@@ -50,7 +50,7 @@ def vacuum(
     needed = {path for number in kept for path in load(lake.path, number).directories()}
     # Manifests first: a crash in between leaves directories without a manifest, never a manifest without its directories.
     for number in gone:
-        forget(lake.path, number)
+        path_of(lake.path, number).unlink(missing_ok=True)
     directories, size = _remove_unlisted(lake.path, needed, time.time() - unlisted_for.total_seconds())
     return VacuumSummary(directories=directories, bytes=size, manifests=len(gone), dates=dates)
 
