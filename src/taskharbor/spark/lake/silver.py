@@ -105,10 +105,9 @@ def merged_lifecycles(parts: DataFrame) -> DataFrame:
         F.max("last_seq").alias("last_seq"),
         F.min("first_seen_run").alias("first_seen_run"),
     )
-    whole = merged.select(
-        *("date", "source", "job_id", "first.*", "last.*", "lease.*", "error.*", *SUMS),
-        *("max_fence", "last_seq", "first_seen_run"),
-    ).withColumn("finished_at", _finished_at(F.col("last_ended_at")))
+    flat = merged.select("*", "first.*", "last.*", "lease.*", "error.*")
+    flat = flat.drop("share", "first", "last", "lease", "error")
+    whole = flat.withColumn("finished_at", _finished_at(F.col("last_ended_at")))
     total = F.unix_micros("finished_at") - F.unix_micros("created_at")
     return declared(whole.withColumn("total_us", total), "silver.lifecycles")
 
