@@ -28,7 +28,6 @@ def compact(spark: SparkSession, lake: Lake, *, progress: Progress | None = None
     """Write the dates anew that lie in more directories or files than they need. Vacuum removes the old ones later."""
     began = time.monotonic()
     change = lake.begin("compact")
-    tables: dict[str, int] = {}
     before = after = 0
     scattered = {table: _scattered(by_date) for table, by_date in change.manifest.tables.items()}
     scattered = {table: dates for table, dates in scattered.items() if dates}
@@ -41,9 +40,9 @@ def compact(spark: SparkSession, lake: Lake, *, progress: Progress | None = None
         rows = change.read(spark, table, dates).hint("rebalance", "date")
         written = change.replace(table, rows, dates)
         after += sum(one.files for one in written.by_date.values())
-        tables[table] = len(dates)
-    if tables:
+    if scattered:
         change.commit()
+    tables = {table: len(dates) for table, dates in scattered.items()}
     return CompactSummary(
         tables=tables, files_before=before, files_after=after, seconds=time.monotonic() - began
     )
