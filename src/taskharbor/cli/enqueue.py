@@ -26,7 +26,6 @@ from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Show, answer, emit, progress
 from taskharbor.client import CHUNK, Client, chunks, portal
 from taskharbor.drivers.operations import Enqueue
-from taskharbor.drivers.records import Enqueued
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest, field_error
 from taskharbor.harbor import Harbor
 from taskharbor.jobs import JobRecord, JobRequest, Micros, UpdateFlags
@@ -113,7 +112,7 @@ def enqueue(
     request = JobRequest(type=type, payload=decoded, **fields)
     with opt.open_client(settings, creating=True) as client:
         (accepted,) = client.enqueue_batch([_declared(app, request)])
-    _print_ids([accepted], settings)
+    answer(settings, accepted, accepted.id)
     if accepted.existed and not settings.json:
         click.echo("it was there already (same key or idempotency key)", err=True)
 
@@ -221,16 +220,15 @@ class Lines:
 
     def chunks(self, size: int, clock: Callable[[], Micros]) -> Iterator[list[JobRecord]]:
         """Yield up to `size` records at once, made at the clock's time. A chunk is read when the one before it was sent."""
-        builder = self._builder
         for chunk in chunks(self._requests(), size):
             now, records = clock(), []
             try:
-                records = builder.build([request for _, request in chunk], now)
+                records = self._builder.build([request for _, request in chunk], now)
             except (InvalidRequest, CodecError):
                 # Refused as a whole, because of one line.
                 for number, request in chunk:
                     try:
-                        records += builder.build([request], now)
+                        records += self._builder.build([request], now)
                     except (InvalidRequest, CodecError) as error:
                         self.bad = BadLine(number, str(error))
                         break
@@ -273,7 +271,8 @@ def enqueue_lines(
             batch = portal().call(client.driver.run(call))
             accepted += len(batch)
             existed += sum(one.existed for one in batch)
-            _print_ids(batch, settings, ids)
+            for one in batch if ids else ():
+                answer(settings, one, one.id)
             show(f"{accepted:,} jobs", lines.bytes_read, lines.size)
     except (BackendUnavailable, KeyboardInterrupt) as error:
         # The chunk under way may or may not have been accepted.
@@ -337,8 +336,3 @@ def _summary(settings: Invocation, accepted: int, existed: int, seconds: float) 
     rate = f", {accepted / seconds:,.0f}/s" if accepted >= 1000 and seconds > 0 else ""
     there = f", {existed} of them there already" if existed else ""
     click.echo(f"{accepted} jobs accepted{there} in {seconds:.1f} s{rate}", err=True)
-
-
-def _print_ids(batch: list[Enqueued], settings: Invocation, ids: bool = True) -> None:
-    for one in batch if ids else ():
-        answer(settings, one, one.id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,9 +59,8 @@ def list_jobs(
 ) -> None:
     """List jobs, newest accepted first."""
     if payload and not settings.json:
-        raise BadInput(
-            "--payload needs --json: a table has no room for it", hint="`taskharbor inspect ID` shows one"
-        )
+        hint = "`taskharbor inspect ID` shows one"
+        raise BadInput("--payload needs --json: a table has no room for it", hint=hint)
     states = tuple(map(JobState, selected.pop("state")))
     with open_client(settings) as client:
         listing = Listing(client, select(states=states, **selected), inf if everything else limit, cursor)
@@ -238,21 +236,15 @@ def _lease(job: JobRecord, now: Micros) -> str:
 _codecs = CodecRegistry()
 
 
-def _decoded(codec: str, data: bytes) -> Any:
-    """The value of the bytes, or the bytes in base64 where this process cannot read them or JSON cannot hold their value."""
-    try:
-        value = _codecs.get(codec).decode(data)
-        msgspec.json.encode(value)
-    except (CodecError, TypeError, ValueError):
-        return {"base64": base64.b64encode(data).decode()}
-    return value
-
-
 def _show_value(screen: Console, label: str, codec: str, data: bytes, full: bool) -> None:
-    value = _decoded(codec, data)
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    try:
+        encoded = msgspec.json.encode(_codecs.get(codec).decode(data))
+    except (CodecError, TypeError, ValueError):
+        # This process cannot read the bytes, or JSON cannot hold their value: msgspec writes bytes in base64.
+        encoded = msgspec.json.encode({"base64": data})
+    text = msgspec.json.format(encoded, indent=2).decode()
     if len(text) <= 60:
-        text = msgspec.json.encode(value).decode()
+        text = encoded.decode()
     if not full and len(text) > SHOWN_CHARACTERS:
         cut = len(text) - SHOWN_CHARACTERS
         text = f"{text[:SHOWN_CHARACTERS]}\n... {cut} more characters: --full shows them"

@@ -6,8 +6,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
@@ -321,8 +321,7 @@ def chosen_options(options: dict[str, Any]) -> dict[str, Any]:
 _SECRET = re.compile("pass|secret|token|key|credential|sig", re.IGNORECASE)
 
 
-@contextmanager
-def open_client(settings: Invocation, *, creating: bool = False) -> Iterator[Client]:
+def open_client(settings: Invocation, *, creating: bool = False) -> closing[Client]:
     """A client for the time of a command. Only commands that add something may make a new database file. They get the app's
     client, if an app is named: its defaults and codecs count."""
     if creating and settings.url == "memory://":
@@ -330,8 +329,7 @@ def open_client(settings: Invocation, *, creating: bool = False) -> Iterator[Cli
         raise BadInput("memory:// is a new store inside this process: it ends with the command", hint=hint)
     if not creating:
         require_store(settings)
-    with closing(settings.harbor.client if creating and settings.app else Client(settings.url)) as client:
-        yield client
+    return closing(settings.harbor.client if creating and settings.app else Client(settings.url))
 
 
 def require_store(settings: Invocation) -> None:

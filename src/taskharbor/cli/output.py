@@ -76,8 +76,6 @@ def console(*, stderr: bool = False) -> Console:
 
 def plain(text: str) -> str:
     """Stored text as it may be shown: control characters (escape sequences above all) made visible."""
-    if text.isprintable():
-        return text
     return "".join(
         character if character.isprintable() or character in "\n\t" else f"\\x{ord(character):02x}"
         for character in text
@@ -135,9 +133,8 @@ def table(
     for column in columns:
         justify: Any = "right" if column.right else "left"
         # rich narrows the columns that may wrap. Their texts themselves do not wrap: they are cut.
-        drawn.add_column(
-            _on_one_line(column.title), column.footer, justify=justify, no_wrap=not column.shrinks
-        )
+        header = _on_one_line(column.title)
+        drawn.add_column(header, column.footer, justify=justify, no_wrap=not column.shrinks)
     draws = [column.draw or attrgetter(column.title) for column in columns]
     for item in items:
         drawn.add_row(*(_on_one_line(draw(item)) for draw in draws))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -165,12 +164,11 @@ def stats(settings: Invocation, queue: str | None, watch: bool, interval: float,
 def _looks(
     client: Client, queue: str | None, interval: float, times: int | None
 ) -> Iterator[tuple[list[QueueStats], Micros]]:
-    pause = threading.Event()
     for number in itertools.count(1):
         yield client.stats(queue), client.now()
         if number == times:
             return
-        pause.wait(interval)
+        time.sleep(interval)
 
 
 def _watch(settings: Invocation, looks: Iterator[tuple[list[QueueStats], Micros]]) -> None:

@@ -88,9 +88,8 @@ class Root(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in SECTIONS:
             with formatter.section(title):
-                formatter.write_dl(
-                    [(command.name or "", command.get_short_help_str(70)) for command in commands]
-                )
+                rows = [(command.name or "", command.get_short_help_str(70)) for command in commands]
+                formatter.write_dl(rows)
 
 
 @click.group(

@@ -40,10 +40,8 @@ MOST_FILES = 5000
 def watched_files(folder: Path, changed: Callable[[str], None], *, interval: float = 0.5) -> Iterator[None]:
     """Look at the `.py` files under a folder every `interval` seconds, on a daemon thread, until the end of the block."""
     stopped = threading.Event()
-    before = modification_times(folder)
 
-    def watch() -> None:
-        seen = before
+    def watch(seen: dict[str, int]) -> None:
         while not stopped.wait(interval):
             now = modification_times(folder)
             if now != seen:
@@ -51,7 +49,8 @@ def watched_files(folder: Path, changed: Callable[[str], None], *, interval: flo
                 seen = now
                 changed(os.path.relpath(differing[0]))
 
-    threading.Thread(target=watch, name="taskharbor-reload", daemon=True).start()
+    first = (modification_times(folder),)
+    threading.Thread(target=watch, args=first, name="taskharbor-reload", daemon=True).start()
     try:
         yield
     finally:
