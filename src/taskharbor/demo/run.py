@@ -56,9 +56,7 @@ class Workload(msgspec.Struct, frozen=True):
 def make_workload(jobs: int, seed: int) -> Workload:
     """`jobs` requests in all; the same for the same seed."""
     dice = random.Random(seed)
-
-    def ms(least: int, most: int) -> int:
-        return dice.randint(least, most)
+    ms = dice.randint
 
     def share(percent: float) -> range:
         return range(max(2, round(jobs * percent / 100)))
