@@ -42,6 +42,8 @@ _WRONG_TOKEN = (
     "a changed file counts after a restart"
 )
 
+_IF_TWICE = {b"host": b"", b"origin": b"null", b"authorization": b""}
+"""Values of headers that come twice: another program may have used either of the two."""
 
 Endpoint: TypeAlias = Callable[[Request, dict[str, str]], Awaitable[Response]]
 """A function of a request and the names in its path that returns the answer."""
@@ -110,9 +112,8 @@ class BrokerApp:
         except Exception as error:
             # Only kind and place: a message may repeat values of the request.
             trace = "".join(traceback.format_tb(error.__traceback__))
-            log.error(
-                "%s in %s %s\n%s", type(error).__name__, scope["method"], _printable(scope["path"]), trace
-            )
+            kind, path = type(error).__name__, _printable(scope["path"])
+            log.error("%s in %s %s\n%s", kind, scope["method"], path, trace)
             await exchange.give(self._problem(error))
         finally:
             self._under_way -= 1
@@ -128,17 +129,11 @@ class BrokerApp:
         return problem_of(error if isinstance(error, TaskHarborError) else TaskHarborError())
 
     def _admit(self, scope: Scope) -> tuple[Endpoint, dict[str, str]]:
-        # If a header comes twice, another program may have used either of the two.
-        host = origin = authorization = length = None
+        headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
-            if name == b"host":
-                host = value if host is None else b""
-            elif name == b"origin":
-                origin = value if origin is None else b"null"
-            elif name == b"authorization":
-                authorization = value if authorization is None else b""
-            elif name == b"content-length":
-                length = value
+            headers[name] = _IF_TWICE.get(name, value) if name in headers else value
+        host, origin, authorization = map(headers.get, _IF_TWICE)
+        length = headers.get(b"content-length")
         server = scope.get("server")
         if not is_known_host(host, self._hosts, server[0] if server else None):
             raise Problem("unknown_host", "the Host header names a host that this broker does not know")

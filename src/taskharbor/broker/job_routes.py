@@ -259,9 +259,8 @@ async def _change(
     needed = [job_id for job_id, asked in requests if asked.token is None or isinstance(asked, failures)]
     # Attempts cannot change under a lease, so the values that are read here still hold when the token is checked.
     records = dict(zip(needed, await call.service.driver.get(needed, now=now), strict=True))
-    changes = await in_turns(
-        _change_of(job_id, asked, records.get(job_id), now, call) for job_id, asked in requests
-    )
+    wanted = (_change_of(job_id, asked, records.get(job_id), now, call) for job_id, asked in requests)
+    changes = await in_turns(wanted)
     answers = iter(await run([one for one in changes if not isinstance(one, JobError)]))
     return [(one, one if isinstance(one, JobError) else next(answers)) for one in changes]
 

@@ -181,10 +181,8 @@ def _micros(name: str, instant: datetime | str) -> Micros:
         raise InvalidRequest(f"{name} must be a time with a zone, like 2026-08-01T09:30:00Z") from None
 
 
-@functools.lru_cache(4096)
-def _instant(us: Micros) -> datetime:
-    """Cached: jobs of one batch mostly share their instants."""
-    return to_datetime(us)
+# Cached: jobs of one batch mostly share their instants.
+_instant = functools.lru_cache(4096)(to_datetime)
 
 
 # -- responses ----------------------------------------------------------------------------------------------

@@ -68,9 +68,8 @@ class Exchange(msgspec.Struct):
         if self.status is not None:
             return
         response = problem.response()
-        await self.send(
-            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
-        )
+        status, headers = response.status_code, response.raw_headers
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
         is_unread = problem.status == 413 and not self._is_whole
         await self.send({"type": "http.response.body", "body": response.body, "more_body": is_unread})
         if is_unread:

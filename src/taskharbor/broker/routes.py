@@ -202,9 +202,8 @@ def decoded_query(query: bytes, wanted: Any, lists: set[str]) -> Any:
     """Decode a query as a model; `lists` are the parameters that may be repeated. Raises `Problem` if it does not fit."""
     given: dict[str, Any] = {}
     try:
-        pairs = parse_qsl(
-            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS
-        )
+        text = query.decode("ascii")
+        pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS)
     except ValueError:
         raise invalid("the query cannot be read: it must be percent-encoded UTF-8") from None
     for name, value in pairs:

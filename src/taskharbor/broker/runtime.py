@@ -237,7 +237,6 @@ class LongPolls:
 
     def listen(self, queues: Sequence[str]) -> None:
         """Nothing to prepare: a wait has made its watchers already."""
-        return None
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
         """The number of each queue's last change. It differs from `version` if one has changed since."""

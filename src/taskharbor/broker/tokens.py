@@ -54,12 +54,9 @@ def find_caller(tokens: Sequence[Token], authorization: bytes | None) -> Caller 
     if authorization is None or authorization[:7].lower() != b"bearer ":
         return None
     digest = hashlib.sha256(authorization[7:].strip()).digest()
-    found: Caller | None = None
     # All tokens are compared, even after a match.
-    for token in tokens:
-        if hmac.compare_digest(token.digest, digest):
-            found = token.caller
-    return found
+    found = [token.caller for token in tokens if hmac.compare_digest(token.digest, digest)]
+    return found[-1] if found else None
 
 
 def parse_token(text: str, *, where: str = "the token") -> Token:
