@@ -250,7 +250,6 @@ class Server:
     ) -> None:
         self._locate = locate
         self._options = options
-        self._waits = options.waits
         self._library = library
         self._by_eval = False
         """True if the server refused the library. Tried again with every new connection."""
@@ -382,10 +381,8 @@ class Server:
         if code_of(error) != "NOSCRIPT" and "function not found" not in text:
             return False
         library = self._library
-        load = (
-            ("SCRIPT", "LOAD", library.scripts[function]) if by_eval else ("FUNCTION", "LOAD", library.source)
-        )
-        (reply,) = await self._ask(pack(load), 1)
+        kind, source = ("SCRIPT", library.scripts[function]) if by_eval else ("FUNCTION", library.source)
+        (reply,) = await self._ask(pack((kind, "LOAD", source)), 1)
         if isinstance(reply, ResponseError) and "already exists" not in str(reply):
             if by_eval or code_of(reply) in REDISCOVER:
                 raise reply
@@ -401,7 +398,7 @@ class Server:
         WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has written
         everything, on another connection. So a key that vanishes at once is written in any case.
         """
-        if not self._waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
+        if not self._options.waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
             return b""
         options = self._options
         mark = pack(("SET", f"{calls[0].keys[0]}:waited", "", "PX", 1))

@@ -243,9 +243,8 @@ async def ask_items(
 
 async def settle(store: RedisStore, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
     codes = await _ask_holders(store, "settle", settlements, now, _endings)
-    return [
-        job_error(one.job_id, code) if code else None for one, code in zip(settlements, codes, strict=True)
-    ]
+    ended = zip(settlements, codes, strict=True)
+    return [job_error(one.job_id, code) if code else None for one, code in ended]
 
 
 async def extend_lease(
@@ -295,9 +294,8 @@ def _endings(settlements: Sequence[Settlement]) -> list[Word]:
 
 def _beats(extensions: Sequence[Extension]) -> Iterator[Word]:
     for one in extensions:
-        yield one.job_id
-        yield one.token[:NONCE_LENGTH]
-        yield b"" if one.progress is None else b"+" + one.progress
+        progress = b"" if one.progress is None else b"+" + one.progress
+        yield from (one.job_id, one.token[:NONCE_LENGTH], progress)
 
 
 def _lease(extension: Extension, answer: Any) -> Lease | JobError:

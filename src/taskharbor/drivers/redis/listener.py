@@ -71,9 +71,8 @@ class ChannelListener:
         seen = (version or "").split(",")
         if len(seen) == len(moves):
             seen = [self.emptied.pop(queue, one) for queue, one in zip(queues, seen, strict=True)]
-        return Look(
-            ",".join(moves), moves != seen, min((due for _, due in answers if due >= 0), default=None)
-        )
+        next_due = min((due for _, due in answers if due >= 0), default=None)
+        return Look(",".join(moves), moves != seen, next_due)
 
     def _send(self, command: str, channels: Iterable[str] = ()) -> None:
         if self._connection is not None:

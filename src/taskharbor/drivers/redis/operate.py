@@ -100,8 +100,7 @@ async def purge(store: RedisStore, selection: JobFilter, limit: int) -> int:
         queues = [job.queue for job in page.jobs]
         codes = await ask_items(store, "remove", 0, words, queues, chain.from_iterable)
         removed += sum(0 <= code < _STAYS for code in codes)
-        cursor = page.cursor
-        if cursor is None:
+        if (cursor := page.cursor) is None:
             break
     return removed
 
@@ -139,10 +138,9 @@ async def settings(store: RedisStore, queue: str) -> QueueSettings:
 
 
 def settings_from(pairs: Sequence[bytes]) -> QueueSettings:
-    said = dict(zip(pairs[::2], pairs[1::2], strict=True))
     values = {
         name.decode(): None if name.startswith(b"keep_") and value == b"ever" else value.decode()
-        for name, value in said.items()
+        for name, value in zip(pairs[::2], pairs[1::2], strict=True)
     }
     # Redis has texts only. The types are those of the settings.
     return msgspec.convert(values, QueueSettings, strict=False)
@@ -235,12 +233,8 @@ async def split_jobs(store: RedisStore, queue: str | None, parts: int) -> list[J
     shares: list[JobShare] = []
     for (name, number), size in zip(queues.items(), sizes, strict=True):
         cuts = max(1, round(parts * size / sum(sizes))) if size else 0
-        found = await store.commands(
-            [
-                ("ZRANGE", store.keys(name)["jobs"], -rank, -rank, "WITHSCORES")
-                for rank in sorted({size * n // cuts for n in range(1, cuts)} - {0})
-            ]
-        )
+        key, ranks = store.keys(name)["jobs"], sorted({size * n // cuts for n in range(1, cuts)} - {0})
+        found = await store.commands([("ZRANGE", key, -rank, -rank, "WITHSCORES") for rank in ranks])
         edges = [None, *(f"{int(pair[1])}.{number}" for pair in found if pair), None]
         if size:
             shares += [JobShare(queue=name, after=low, until=high) for low, high in pairwise(edges)]

@@ -92,9 +92,8 @@ def parse_url(url: str) -> RedisOptions:
     own = read_options(query, _OWN, "Redis")
     user, colon, password = account.partition(":")
     if user and not colon:
-        raise InvalidRequest(
-            "the Redis URL names a user without a password: write redis://user:password@host"
-        )
+        advice = "write redis://user:password@host"
+        raise InvalidRequest(f"the Redis URL names a user without a password: {advice}")
     own |= {"kind": kind, "tls": base == "rediss", "user": unquote(user) or None}
     own["password"] = unquote(password) if colon else None
     own.update(_unix_place(place, own) if kind == "unix" else _place(kind, place, own))
@@ -142,18 +141,16 @@ def _address(text: str, kind: Kind) -> Address:
 
 def _misplaced(kind: Kind) -> InvalidRequest:
     # The URL may hold a password that was not escaped, so it is not quoted.
-    return InvalidRequest(
-        f"the Redis URL cannot be understood: write it like {_HOW[kind]}, special characters as %xx"
-    )
+    advice = f"write it like {_HOW[kind]}, special characters as %xx"
+    return InvalidRequest(f"the Redis URL cannot be understood: {advice}")
 
 
 def _check_together(options: RedisOptions) -> None:
     if options.kind == "cluster" and options.db:
         raise InvalidRequest("a Redis Cluster has database 0 only: leave the number out of the URL")
     if options.wait_replicas and options.wait_aof is not None:
-        raise InvalidRequest(
-            "give wait_replicas or wait_aof, not both: wait_aof already waits for the replicas it names"
-        )
+        reason = "wait_aof already waits for the replicas it names"
+        raise InvalidRequest(f"give wait_replicas or wait_aof, not both: {reason}")
     if options.waits and options.wait_timeout >= options.timeout:
         raise InvalidRequest(
             f"wait_timeout={options.wait_timeout:g} must be less than timeout={options.timeout:g}: "
@@ -167,9 +164,8 @@ def _check_together(options: RedisOptions) -> None:
 
 def _prefix(name: str, value: str) -> str:
     if "{" in value or "}" in value:
-        raise InvalidRequest(
-            f"{name}={value!r}: no braces; what is in braces decides a key's place in a cluster"
-        )
+        reason = "what is in braces decides a key's place in a cluster"
+        raise InvalidRequest(f"{name}={value!r}: no braces; {reason}")
     if len(value) > 200:
         raise InvalidRequest(f"{name}: at most 200 characters; it is part of every key")
     return value

@@ -69,9 +69,8 @@ def read_pair(cursor: str, separator: str) -> tuple[int, int]:
     """Parse a cursor that consists of two numbers."""
     one, _, other = cursor.partition(separator)
     if not (one.isdecimal() and other.isdecimal() and len(cursor) < 40):
-        raise InvalidRequest(
-            f"{cursor[:60]!r} is not a cursor of this store: pass on what the last page gave"
-        )
+        advice = "pass on what the last page gave"
+        raise InvalidRequest(f"{cursor[:60]!r} is not a cursor of this store: {advice}")
     return int(one), int(other)
 
 

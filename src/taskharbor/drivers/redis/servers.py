@@ -22,7 +22,7 @@ from taskharbor.drivers.redis.errors import translated
 from taskharbor.drivers.redis.library import Library, RedisCall
 from taskharbor.drivers.redis.options import Address, RedisOptions
 from taskharbor.drivers.waiting import keep_connected
-from taskharbor.errors import BackendUnavailable, InvalidRequest
+from taskharbor.errors import BackendUnavailable
 
 
 class Sentinels:
@@ -40,8 +40,6 @@ class Sentinels:
             try:
                 found = await self._named_by(address)
                 role = await self._ask(found, "ROLE")
-            except InvalidRequest:
-                raise
             except (BackendUnavailable, ConnectionLost) as error:
                 troubles.append(str(error))
                 continue
@@ -51,9 +49,8 @@ class Sentinels:
                 self._master = found
                 return found
             troubles.append(f"{address} names {found} as master, which is a {role[0].decode()}")
-        raise BackendUnavailable(
-            f"{self._options.place}: no sentinel knows a master that answers: {'; '.join(troubles)}"
-        )
+        place, why = self._options.place, "; ".join(troubles)
+        raise BackendUnavailable(f"{place}: no sentinel knows a master that answers: {why}")
 
     async def watch(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` for every new master, until cancelled. If no sentinel can be reached, one is tried after the other. An
@@ -91,9 +88,8 @@ class Sentinels:
         service = self._options.service
         found = await self._ask(sentinel, "SENTINEL", "get-master-addr-by-name", service)
         if found is None:
-            raise BackendUnavailable(
-                f"{sentinel} watches no service {service!r}: check the name in the URL and `sentinel monitor`"
-            )
+            advice = "check the name in the URL and `sentinel monitor`"
+            raise BackendUnavailable(f"{sentinel} watches no service {service!r}: {advice}")
         return Address(found[0].decode(), int(found[1]))
 
     async def _ask(self, address: Address, *command: str) -> Any:
@@ -138,9 +134,8 @@ class Cluster:
             slot = key_slot(key.encode())
             server = self._by_slot[slot]
         if server is None:
-            raise BackendUnavailable(
-                f"{self._options.place}: no node of the cluster serves slot {slot}: look at CLUSTER INFO"
-            )
+            unserved = f"no node of the cluster serves slot {slot}: look at CLUSTER INFO"
+            raise BackendUnavailable(f"{self._options.place}: {unserved}")
         return server
 
     async def refresh(self) -> None:
@@ -173,9 +168,8 @@ class Cluster:
                 self._assign(ranges, address)
                 return
             troubles.append(f"{address} serves no slots")
-        raise BackendUnavailable(
-            f"{self._options.place}: no node of the cluster answers: {'; '.join(troubles)}"
-        )
+        place, why = self._options.place, "; ".join(troubles)
+        raise BackendUnavailable(f"{place}: no node of the cluster answers: {why}")
 
     def _assign(self, ranges: list[Any], asked: Address) -> None:
         by_slot: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS

@@ -85,9 +85,8 @@ class RedisStore:
         options = self.options
         if options.kind != "cluster":
             sentinels = Sentinels(options) if options.kind == "sentinel" else None
-            self._server = server = Server(
-                sentinels.master if sentinels else options.addresses[0], options, self._library
-            )
+            locate = sentinels.master if sentinels else options.addresses[0]
+            self._server = server = Server(locate, options, self._library)
             info = await server_info(server, options.place)
             check(info, options, options.place)
             if sentinels:
@@ -118,9 +117,8 @@ class RedisStore:
         if self.cluster is not None:
             return self.cluster.server_for(key)
         if self._server is None:
-            raise BackendUnavailable(
-                f"{self.options.place} is not open: await open() first, or use `async with`"
-            )
+            place = self.options.place
+            raise BackendUnavailable(f"{place} is not open: await open() first, or use `async with`")
         return self._server
 
     def servers(self) -> list[Server]:
@@ -148,16 +146,10 @@ class RedisStore:
             return []
         if self.cluster is None:
             return await self._deliver(calls, is_again)
-        several = await asyncio.gather(
-            *(self._deliver([call], is_again) for call in calls), return_exceptions=True
-        )
-        answers: list[Any] = []
-        for one in several:
-            if isinstance(one, BaseException):
-                # Raised after the other calls are done.
-                raise one
-            answers += one
-        return answers
+        tasks = [asyncio.ensure_future(self._deliver([call], is_again)) for call in calls]
+        # An error is raised after the other calls are done.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return [answer for task in tasks for answer in task.result()]
 
     async def ask_queues(self, name: str, now: Micros, words: Mapping[str, Iterable[Word]]) -> dict[str, Any]:
         """Run a function on several queues, and return the answers by queue. `words` are its arguments for each of them."""
@@ -175,9 +167,8 @@ class RedisStore:
 
     async def commands(self, many: Sequence[tuple[Word, ...]]) -> list[Any]:
         """Do the same for several commands, in one round trip per server."""
-        return await self.run(
-            [RedisCall(str(words[0]), tuple(map(str, words[1:2])), words[2:]) for words in many]
-        )
+        calls = [RedisCall(str(words[0]), tuple(map(str, words[1:2])), words[2:]) for words in many]
+        return await self.run(calls)
 
     async def _deliver(self, calls: Sequence[RedisCall], is_again: bool) -> list[Any]:
         """Send calls to the server that holds the first call's key until they are answered: once more if a connection or the
