@@ -92,6 +92,9 @@ class Raw:
             for statement in ("BEGIN", *statements):
                 more(statement)
             yield more
+            # The server notices a closed connection later. What follows relies on the end of the transaction.
+            with contextlib.suppress(psycopg.OperationalError):
+                more.connection.rollback()
 
     def __enter__(self) -> Self:
         return self
