@@ -202,7 +202,7 @@ def _failed_job(harbor: Harbor, job: Job) -> FailedJob:
         idempotency_key=job.id,
     )
     if failed.key is not None:
-        # What waits under the key is newer than the job that died.
+        # A job that waits under the key is newer than the one that died.
         request.key, request.update = failed.key, UpdateFlags(payload=False)
     fields = {name: getattr(failed, name) for name in ("type", "queue", "error", "key", "attempts", "stalls")}
     return FailedJob(

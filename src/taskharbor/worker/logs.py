@@ -77,7 +77,7 @@ class TextFormatter(_Formatter):
         if trace := self._traceback(record).rstrip():
             line += f"\n{trace}"
         if is_own:
-            line = line.translate(_CONTROLS)  # What an error says must not steer the terminal.
+            line = line.translate(_CONTROLS)  # The text of an error must not steer the terminal.
         colour = _COLOURS.get(record.levelno, "") if self._colour else ""
         return f"{colour}{line}\x1b[0m" if colour else line
 
