@@ -565,7 +565,7 @@ class Harbor:
     def queue(self, name: str, **settings: Unpack[QueueOptions]) -> None:
         """Declare a queue of this app with its settings: `harbor.queue("mail", max_inflight=5, failure_queue="failed")`.
 
-        A worker applies the declaration when it starts, if it is not the one that was applied last. So it does not undo what an
+        A worker applies a declared setting when it starts, if it differs from what was declared last. So it does not undo what an
         operator has changed since. The settings are those of `client.configure`.
 
         Raises:

@@ -147,7 +147,7 @@ def states(url: str) -> dict[str, JobState]:
 
 
 def test_jobs_are_requeued_cancelled_and_purged_by_id(spark: SparkSession, url: str) -> None:
-    """What could not be done is counted."""
+    """Items that could not be done are counted."""
     dead = add(url, 7)
     assert work_off(url, dies=lambda job: True) == 7
     triage_frame(spark, dead[:3], url, "requeue")

@@ -80,7 +80,7 @@ class Crossing:
         return answers
 
     async def claim_under_a_new_limit(self) -> list[JobRecord]:
-        """What three claims get that were made before the limit, and come to it together."""
+        """The jobs of three claims that were made before the limit, and come to it together."""
         deadlocks = self._deadlocks()
         with self._raw.another("""SELECT change_settings('q', '{"max_inflight": 1}', 0)""") as limiting:
             claims = [asyncio.ensure_future(claim(self._driver)) for _ in range(3)]

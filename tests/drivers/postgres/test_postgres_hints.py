@@ -258,8 +258,8 @@ WHERE (state <= 1 OR state = 3 AND expires_at <= %s AND NOT cancel_requested) AN
     AND (%s::text[] IS NULL OR type = ANY (%s))
 ORDER BY rank, run_at, seq LIMIT %s
 """
-"""What a claim has to get, by a look at all jobs. No two have a key in common, none has a last attempt, and nothing limits
-the queue."""
+"""The jobs that a claim has to get, by a look at all jobs. No two have a key in common, none has a last attempt, and nothing
+limits the queue."""
 
 _KINDS = {"enqueue": 14, "claim": 28, "settle": 18, "reclaim": 3, "requeue": 3, "cancel": 2, "begin": 5}
 _KINDS |= {"end": 5, "fold": 8, "change": 8}

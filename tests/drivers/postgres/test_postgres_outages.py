@@ -102,7 +102,7 @@ OTHER_ENDS = [pytest.param(how, marks=pytest.mark.slow) for how in ("fast", "kil
 
 @pytest.mark.parametrize("how", ["immediate", *OTHER_ENDS])
 async def test_a_worker_comes_through_restarts(at_work: Stage, server: PostgresServer, how: Any) -> None:
-    """What ends meanwhile is written later."""
+    """Executions that end meanwhile are written later."""
     shift = Shift(at_work)
     end = server.kill if how == "kill" else partial(server.stop, how)
     async with shift.interrupted():
