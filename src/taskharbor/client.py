@@ -61,6 +61,9 @@ R = TypeVar("R")
 CHUNK = 1000
 """Records per transaction of a bulk enqueue."""
 
+PORTAL = "taskharbor-portal"
+"""The name of the thread of `Portal`."""
+
 _POLL_FIRST = 0.005
 _POLL_LAST = 0.25
 _LAST_PATIENCE = 2.0
@@ -587,7 +590,7 @@ class Portal:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="taskharbor-portal", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name=PORTAL, daemon=True)
         self._thread.start()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:

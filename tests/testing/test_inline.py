@@ -5,12 +5,25 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
-from taskharbor import Cancel, Harbor, InvalidRequest, JobFailed, JobState, Retry, Snooze, Unrecoverable
+from taskharbor import (
+    Cancel,
+    Harbor,
+    InvalidRequest,
+    JobFailed,
+    JobState,
+    Retry,
+    Snooze,
+    Unrecoverable,
+    WaitTimeout,
+)
+from taskharbor.client import PORTAL
 from taskharbor.clock import FakeClock, SystemClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.middleware import Call, Job, current_job
@@ -220,6 +233,26 @@ def test_they_come_back_after_an_error_too_and_are_not_opened_meanwhile() -> Non
     with pytest.raises(ValueError, match="oops"), memory_store(harbor):
         raise ValueError("oops")
     assert harbor._driver is driver
+
+
+def test_waiting_for_a_job_that_nothing_runs_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, portal = threading.current_thread(), threading.Thread(name=PORTAL)
+    monkeypatch.setattr(threading, "enumerate", lambda: [main, portal])
+    with memory_store(harbor):
+        handle = add.enqueue(1)
+        for wait in (handle.result, handle.wait, partial(harbor.handle(handle.id).result, timeout=60)):
+            with pytest.raises(WaitTimeout, match=f"{handle.id} is ready, and nothing.*call drain"):
+                wait()
+        drain(harbor)
+        assert handle.result() == 2
+        # A worker on another thread may run it.
+        handle = add.enqueue(2)
+        worker = harbor.worker(until_empty=True, name="other")
+        other = threading.Thread(target=lambda: asyncio.run(worker.run_async()))
+        monkeypatch.setattr(threading, "enumerate", lambda: [main, portal, other])
+        other.start()
+        assert handle.result(timeout=60) == 3
+        other.join()
 
 
 # -- within a transaction ------------------------------------------------------------------------------------
