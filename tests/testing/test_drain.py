@@ -121,7 +121,9 @@ def test_what_a_job_enqueues_runs_too_and_an_endless_loop_is_noticed() -> None:
         drain(harbor, limit=20)
 
 
-def test_a_job_that_snoozes_for_ever_is_noticed_early_and_at_a_flat_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_snoozes_for_ever_is_noticed_early_and_at_a_flat_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The whole log of the job, read after each execution, would make the cost quadratic."""
     monkeypatch.setattr(draining, "RUNS_OF_ONE", 30)
     monkeypatch.setattr(MemoryDriver, "job_attempts", None)
