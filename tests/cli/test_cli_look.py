@@ -148,8 +148,8 @@ def test_stats_once_or_again_and_again(run: Run, client: Client, some_jobs: list
 
 def test_queues_pause_resume_set(run: Run, client: Client) -> None:
     """Only what is named changes, and a queue that was never seen is made only with --create."""
-    said = run("queues", "pause", "a", code=2).stderr
-    assert ("--create" in said, "create=True" in said) == (True, False)
+    refused = run("queues", "pause", "a", code=2).stderr
+    assert ("--create" in refused, "create=True" in refused) == (True, False)
     assert client.stats() == []
     run("queues", "pause", "a", "b", "--create")
     assert "'c'" in run("queues", "resume", "a", "c", code=2).stderr
