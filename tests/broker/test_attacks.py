@@ -21,6 +21,7 @@ from records import make_record
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers import broker_protocol as wire
 from taskharbor.drivers import operations as op
+from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.records import Ack, JobFilter
 from taskharbor.jobs import SECOND
 from taskharbor.requests import new_id
@@ -112,6 +113,20 @@ def attacked(store: str = "memory://", **config: Any) -> Iterator[Attacked]:
             assert len(honest.ok("GET", f"/v1/jobs/{job_id}/attempts")["attempts"]) == 1
 
 
+async def test_the_http_driver_pages_across_answers_that_end_early() -> None:
+    with broker_thread("memory://", max_answer_bytes=1000) as broker:
+        async with HttpDriver.from_url(broker.url) as driver:
+            now = await driver.time()
+            records = [make_record(payload=b"x" * 900, now=now) for _ in range(300)]
+            await driver.enqueue(records, now=now)
+            ids = [record.id for record in records]
+            page = await driver.list_jobs(JobFilter(), now=now, limit=250)
+            assert [job.id for job in page.jobs] == ids[:49:-1]
+            asked = [*ids, "nobody", ids[0]]
+            found = [job and job.id for job in await driver.get(asked, now=now)]
+            assert found == [*ids, None, ids[0]]
+
+
 # -- the table ------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +216,15 @@ def payloads_are_read_by_the_thousand(on: Attacked) -> None:
     assert page["cursor"]
 
 
+def payloads_are_claimed_by_the_thousand(on: Attacked) -> None:
+    for start in range(0, 200, 50):
+        jobs = [{"type": "t", "queue": "large", "payload": "x" * 70_000} for _ in range(50)]
+        assert on.clients["both"].post("/v1/jobs", {"jobs": jobs}).status == 201, start
+    reserve = op.Reserve("large", 10_000, SECOND, on.now(), "w")
+    assert len(wire.read_answer(op.Reserve, on.call("worker", reserve).body)) == 64
+    assert len(on.clients["worker"].claim(queue="large", limit=1000)) == 64
+
+
 def a_body_names_very_many_jobs(on: Attacked) -> None:
     """Each name of two letters takes 50 bytes of memory."""
     for who, name in (("reader", "get"), ("both", "cancel")):
@@ -271,6 +295,7 @@ ATTACKS: list[tuple[Attack, dict[str, Any]]] = [
     (one_caller_waits_for_very_many_queues, {}),
     (one_request_makes_very_many_queues, {}),
     (payloads_are_read_by_the_thousand, {"max_answer_bytes": 40_000}),
+    (payloads_are_claimed_by_the_thousand, {"max_answer_bytes": 1_000_000}),
     (a_body_names_very_many_jobs, {}),
     (bodies_come_and_do_not_end, {"max_held_bytes": 200_000}),
     (answers_are_asked_for_and_not_read, {"max_held_bytes": 4_000_000, "body_seconds": 0.2}),

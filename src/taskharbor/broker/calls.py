@@ -32,6 +32,8 @@ MOST_QUEUES = 256
 NEW_QUEUES_PER_SECOND = 10.0
 NEW_QUEUES_AT_ONCE = 1000.0
 _KNOWN_QUEUES = 100_000
+_LARGE = 65_536
+"""Bytes of a payload. A claim of smaller ones needs no portions, each of which is a transaction."""
 
 _OF_JOBS = (op.Get, op.ExtendLease, op.Settle, op.CancelJobs, op.Requeue, op.Remove)
 """Calls that name jobs, and no queue."""
@@ -44,8 +46,8 @@ class Calls:
         self._driver = driver
         self._most_bytes = config.max_answer_bytes
         self._reading = asyncio.Semaphore(READERS)
-        self._known_queues: dict[str, None] = {}
-        """Queues that had a job lately. The oldest is forgotten first."""
+        self._known_queues: dict[str, bool] = {}
+        """Queues that had a job lately, and whether one had a large payload. The oldest is forgotten first."""
         self._new_queues = Rates(NEW_QUEUES_PER_SECOND, NEW_QUEUES_AT_ONCE)
 
     async def run(self, caller: Caller, call: op.Operation[A]) -> A:
@@ -71,6 +73,10 @@ class Calls:
     async def _run(self, caller: Caller, call: op.Operation[Any]) -> Any:
         if isinstance(call, op.Enqueue):
             self._check_new_queues(caller, {record.queue for record in call.records})
+            for queue in {record.queue for record in call.records if len(record.payload) > _LARGE}:
+                self._known_queues[queue] = True
+        if isinstance(call, op.Reserve) and call.limit > PORTION and self._known_queues.get(call.queue):
+            return await self._first_leases(call)
         if isinstance(call, op.ListJobs):
             async with self._reading:
                 return await self._page(call)
@@ -125,7 +131,7 @@ class Calls:
             raise Problem(
                 "rate_limited", detail, hint="use few queues, and many jobs in each", retry_after=pause
             )
-        self._known_queues |= dict.fromkeys(new)
+        self._known_queues |= dict.fromkeys(new, False)
         while len(self._known_queues) > _KNOWN_QUEUES:
             del self._known_queues[next(iter(self._known_queues))]
 
@@ -142,6 +148,16 @@ class Calls:
             size += sum(map(_size, part.jobs))
             if cursor is None or len(jobs) >= call.limit or size >= self._most_bytes:
                 return Page(jobs, cursor)
+
+    async def _first_leases(self, call: op.Reserve) -> list[JobRecord]:
+        jobs: list[JobRecord] = []
+        while sum(map(_size, jobs)) < self._most_bytes:
+            wanted = min(PORTION, call.limit - len(jobs))
+            part = await self._driver.run(replace(call, limit=wanted))
+            jobs += part
+            if len(part) < PORTION:
+                break
+        return jobs
 
     async def _first_of(self, call: op.Get) -> list[JobRecord | None]:
         jobs: list[JobRecord | None] = []
