@@ -17,8 +17,10 @@ from taskharbor.drivers import broker_protocol as wire
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.records import Ack, Extension, JobFilter, QueueSettings
-from taskharbor.errors import InvalidRequest, JobNotFound
+from taskharbor.errors import Forbidden, InvalidRequest, JobNotFound
+from taskharbor.harbor import Harbor
 from taskharbor.jobs import SECOND, JobState
+from taskharbor.testing.broker import running_broker
 
 SECRET = "limited-secret-0123456789"
 NOW = FakeClock().now()
@@ -161,6 +163,26 @@ async def test_the_json_api_has_the_same_limit(limited: Limited) -> None:
     assert (
         await limited.ask("POST", "/v1/jobs", body, Content_Type="application/json", **HEADERS)
     ).status == 201
+
+
+def test_a_worker_with_a_limited_token_does_its_work(caplog: pytest.LogCaptureFixture) -> None:
+    token = parse_token(f"crew:work,produce:mail:{SECRET}")
+    with (
+        running_broker("memory://", tokens=(token,)) as url,
+        caplog.at_level("WARNING"),
+        Harbor(url.replace("://", f"://{SECRET}@")) as harbor,
+    ):
+
+        @harbor.job(queue="mail")
+        def double(n: int) -> int:
+            return 2 * n
+
+        jobs = double.enqueue_many([{"n": n} for n in range(3)])
+        harbor.worker(until_empty=True, queues=["mail"]).run()
+        assert [job.result() for job in jobs] == [0, 2, 4]
+        with pytest.raises(Forbidden, match="reaches the queues mail only"):
+            harbor.client.stats("other")
+    assert not caplog.records
 
 
 def test_a_pattern_is_literal_but_for_its_stars() -> None:
