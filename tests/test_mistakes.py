@@ -126,6 +126,14 @@ MISTAKES = [
     ("harbor.enqueue('send', to='ada')", "unknown option to for harbor.enqueue.*payload has the arguments"),
     ("harbor.client.enqueue(JobRequest(type='x', max_attempts=0))", "max_attempts 0: at least 1"),
     ("send.handle('nope').state()", "job nope: no job with this id"),
+    (
+        "harbor.client.list_jobs(JobFilter(states=['redy']))",
+        "states 'redy': choose scheduled, ready, .*or cancelled",
+    ),
+    (
+        "send.options(key='k', update=UpdateFlags(run_at='soon'))",
+        "job 'send': run_at 'soon': choose yes, no, later or earlier",
+    ),
     ("send.handle('nope').result(timeout='5s')", "timeout '5s': give seconds or a timedelta"),
     ("send.handle('nope').requeue(run_at='tomorrow')", "run_at 'tomorrow': give an aware datetime"),
     (

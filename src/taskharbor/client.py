@@ -527,8 +527,7 @@ class AsyncClient:
     ) -> list[JobState | JobError]:
         """Requeue dead jobs. Returns the state or the error of each, in order."""
         at = None if run_at is None else as_instant("run_at", run_at)
-        now = await self.now()
-        return await self.driver.requeue(job_ids, now=now, run_at_us=at, keep_counts=keep_counts)
+        return await self.driver.requeue(job_ids, now=await self.now(), run_at_us=at, keep_counts=keep_counts)
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
         """Remove ended jobs.

@@ -247,7 +247,12 @@ class Worker:
         if handler.type in self._handlers:
             raise InvalidRequest(f"a handler for {handler.type!r} is registered already")
         concurrency, types = self.config.concurrency, self.config.types
-        if handler.size > concurrency and (types is None or handler.type in types):
+        is_served = types is None or handler.type in types
+        if is_served and handler.batch is not None:
+            from taskharbor.batch_jobs import require_arrow
+
+            require_arrow()
+        if is_served and handler.size > concurrency:
             raise InvalidRequest(
                 f"{handler.type!r} has the size {handler.size}, and this worker has {concurrency} places: raise its "
                 "concurrency, or leave the type to another worker with types=[...]"
