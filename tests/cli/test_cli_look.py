@@ -176,7 +176,8 @@ def test_cancel_by_key_or_only_what_waits(run: Run, client: Client) -> None:
     assert (client.get(blocked).state, client.get(running).cancel_requested) == (JobState.CANCELLED, False)
     told = run(*by_key, "k", "--key", "l", "--json", code=1)
     assert lines(told) == [{"cancelled": {"k": 1, "l": 0}}]
-    assert "no job with the key 'l' waits or runs in queue 'default'" in told.stderr
+    detail = "no job with the key 'l' waits or runs in queue 'default'"
+    assert json.loads(told.stderr) == {"error": {"code": "job_not_found", "detail": detail}}
     assert client.get(running).cancel_requested
     run(*by_key, "k")
     for wrong in (["cancel"], ["cancel", "x", "--key", "k"], ["cancel", "--key", "k"]):

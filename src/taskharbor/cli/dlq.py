@@ -45,7 +45,8 @@ def cancel(
             answer(settings, CancelledKeys(counts), f"{sum(counts.values())} {how}")
             if missed := ", ".join(repr(key) for key, count in counts.items() if not count):
                 what = "waits" if only_waiting else "waits or runs"
-                raise CommandFailed(f"no job with the key {missed} {what} in queue {queue!r}")
+                said = f"no job with the key {missed} {what} in queue {queue!r}"
+                raise CommandFailed(said, kind="job_not_found")
             return 0
         answers = client.cancel_many(ids, only_waiting=only_waiting)
     running = "is running: left alone" if only_waiting else "is running: asked to stop"
