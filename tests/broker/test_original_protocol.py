@@ -26,6 +26,8 @@ class OriginalClient:
     def claim(self, worker: str, *types: str) -> tuple[str, str, Any] | None:
         asked = {"workerId": worker} | ({"types": types} if types else {})
         job = self._client.ok("POST", "/v1/jobs/claim", asked)
+        if job["jobId"]:
+            self.attempts = job["attempts"]
         return (job["jobId"], job["type"], job["payload"]) if job["jobId"] else None
 
     def heartbeat(self, job_id: str, worker: str) -> int:
@@ -63,6 +65,7 @@ def test_a_client_of_the_original_protocol_works_unchanged(
     assert queue.claim("w1", "image:resize", "other") == (resize, "image:resize", [1, 2])
     assert queue.claim("w1", "email:send") == (first, "email:send", mail)
     assert queue.claim("w2") == (second, "email:send", None)
+    assert queue.attempts == 1
     assert queue.claim("w2") is None
     assert queue.stats() == (3, 0, 3, 0)
 
@@ -77,6 +80,7 @@ def test_a_client_of_the_original_protocol_works_unchanged(
     assert queue.claim("w3") == (first, "email:send", mail)
     assert queue.complete(first, "w1") == 409
     assert queue.claim("w3") == (second, "email:send", None)
+    assert queue.attempts == 2
     assert queue.complete(second, "w3") == 200
     assert queue.stats() == (1, 0, 1, 2)
 
@@ -94,7 +98,7 @@ def test_the_workers_id_proves_a_claim_under_the_same_access_token_only(clock: F
         with ours, theirs:
             ids = [ours.submit() for _ in range(2)]
             assert OriginalClient(ours).claim("w") == (ids[0], "t", {})
-            assert ours.job(ids[0])["worker"] == "crew/w"
+            assert ours.job(ids[0])["worker"] == "/crew/w"
             assert OriginalClient(theirs).complete(ids[0], "w") == 409
             # A claim that was not made so needs its lease token.
             ours.claim(worker="w")

@@ -23,7 +23,7 @@ from taskharbor import (
     Unrecoverable,
     WaitTimeout,
 )
-from taskharbor.client import PORTAL
+from taskharbor.client import portal
 from taskharbor.clock import FakeClock, SystemClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.middleware import Call, Job, current_job
@@ -236,8 +236,8 @@ def test_they_come_back_after_an_error_too_and_are_not_opened_meanwhile() -> Non
 
 
 def test_waiting_for_a_job_that_nothing_runs_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    main, portal = threading.current_thread(), threading.Thread(name=PORTAL)
-    monkeypatch.setattr(threading, "enumerate", lambda: [main, portal])
+    own = [threading.current_thread(), portal()._thread]
+    monkeypatch.setattr(threading, "enumerate", lambda: own)
     with memory_store(harbor):
         handle = add.enqueue(1)
         for wait in (handle.result, handle.wait, partial(harbor.handle(handle.id).result, timeout=60)):
@@ -249,7 +249,7 @@ def test_waiting_for_a_job_that_nothing_runs_is_refused_at_once(monkeypatch: pyt
         handle = add.enqueue(2)
         worker = harbor.worker(until_empty=True, name="other")
         other = threading.Thread(target=lambda: asyncio.run(worker.run_async()))
-        monkeypatch.setattr(threading, "enumerate", lambda: [main, portal, other])
+        monkeypatch.setattr(threading, "enumerate", lambda: [*own, other])
         other.start()
         assert handle.result(timeout=60) == 3
         other.join()

@@ -165,26 +165,23 @@ class InspectedJob(JobView, kw_only=True):
 def inspect(settings: Invocation, ids: tuple[str, ...], no_payload: bool, full: bool) -> None:
     """Show everything about jobs, with the timeline of their attempts."""
     with open_client(settings) as client:
-        for job_id in ids:
-            _inspect(settings, client, job_id, no_payload, full)
-
-
-def _inspect(settings: Invocation, client: Client, job_id: str, no_payload: bool, full: bool) -> None:
-    job, attempts, now = client.get(job_id), client.job_attempts(job_id), client.now()
-    if settings.json:
-        view = msgspec.structs.asdict(job_view(job, payload=not no_payload))
-        out.emit(InspectedJob(**view, timeline=[model_of(AttemptView, one) for one in attempts]))
-        return
-    screen = out.console()
-    screen.print(_facts(job, now))
-    if not no_payload:
-        _show_value(screen, "payload", job.codec, job.payload, full)
-        if job.result is not None:
-            _show_value(screen, "result", job.codec, job.result, full)
-    if job.last_error:
-        _show_error(screen, job, now, full)
-    screen.print()
-    screen.print(timeline(job, attempts, now, screen), "")
+        found = [(client.get(one), client.job_attempts(one)) for one in ids]
+        now = client.now()
+    for job, attempts in found:
+        if settings.json:
+            view = msgspec.structs.asdict(job_view(job, payload=not no_payload))
+            out.emit(InspectedJob(**view, timeline=[model_of(AttemptView, one) for one in attempts]))
+            continue
+        screen = out.console()
+        screen.print(_facts(job, now))
+        if not no_payload:
+            _show_value(screen, "payload", job.codec, job.payload, full)
+            if job.result is not None:
+                _show_value(screen, "result", job.codec, job.result, full)
+        if job.last_error:
+            _show_error(screen, job, now, full)
+        screen.print()
+        screen.print(timeline(job, attempts, now, screen), "")
 
 
 def _facts(job: JobRecord, now: Micros) -> Table:

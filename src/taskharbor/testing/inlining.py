@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from taskharbor.client import PORTAL, AsyncClient, Client, kept_result
+from taskharbor.client import AsyncClient, Client, kept_result, portal
 from taskharbor.clock import Clock, FakeClock, SystemClock
 from taskharbor.drivers.contract import JoinedAsyncTransaction, JoinedTransaction
 from taskharbor.drivers.memory import MemoryDriver
@@ -73,10 +73,10 @@ class _StoredAtOnceAsync(_AtOnce, JoinedAsyncTransaction):
 class PrivateClient(Client):
     """A client of a private store. It does not wait for what cannot happen."""
 
-    def wait_for(self, job_id: str, *, timeout: float | None = None) -> JobRecord:
+    def wait_for(self, job_id: str, *, timeout: timedelta | float | None = None) -> JobRecord:
         record = self.resolve(job_id)
         # A worker of the test has threads. Without one, nothing runs the job while this thread waits.
-        others = {one for one in threading.enumerate() if one.name != PORTAL} - {threading.current_thread()}
+        others = {*threading.enumerate()} - {threading.current_thread(), portal()._thread}
         if not record.state.is_terminal and not others:
             raise WaitTimeout(
                 f"job {job_id} is {record.state}, and nothing runs jobs while the test waits: call drain(harbor) before"
