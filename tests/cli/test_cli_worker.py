@@ -98,7 +98,7 @@ def test_one_precedence_of_stores(run: Run, make_app: MakeApp, command: tuple[st
     variable = "sqlite:///environment.db?token=secret"[: 24 if made == "environment" else None]
     said = run(*args, env={} if made == "taskharbor" else {"TASKHARBOR_URL": variable}).stderr
     assert [path.name for path in Path().glob("*.db")] == [f"{made}.db"]
-    reason = {"given": "another is given", "own": f"the app {app} has a store of its own"}.get(made)
+    reason = {"given": "another store is given", "own": f"the app {app} has a store of its own"}.get(made)
     note = f"note: TASKHARBOR_URL=sqlite:///environment.db?token=*** is not used: {reason}"
     assert said.count("note: ") == said.count(note) == (reason is not None)
 
