@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from msgspec.structs import astuple, replace
@@ -18,6 +19,7 @@ from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.engine import bulk, operate, reserve, settle
 from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
+from taskharbor.drivers.engine.repair import set_aside, with_repair
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Segments
@@ -215,11 +217,12 @@ class ObjectStoreDriver(Driver):
 
         async def reserve_from(shard: Shard, limit: int) -> list[JobRecord]:
             place = shard.number, len(shards)
-            jobs = await shard.change(
+            jobs = await with_repair(
+                partial(shard.change, is_claim=True),
                 lambda transaction: reserve.reserve(
                     transaction, call.queue, limit, call.lease_for, call.now, call.worker, call.types, place
                 ),
-                is_claim=True,
+                call.now,
             )
             self.store.note((job.id for job in jobs), shard)
             return jobs
@@ -251,9 +254,18 @@ class ObjectStoreDriver(Driver):
 
     async def _reclaim(self, call: op.Reclaim) -> int:
         def reclaim(shard: Shard, limit: int) -> Awaitable[int]:
-            return shard.change(lambda transaction: settle.reclaim(transaction, call.now, None, limit))
+            return with_repair(
+                shard.change, lambda transaction: settle.reclaim(transaction, call.now, None, limit), call.now
+            )
 
         return await self.store.change_each(call.queue, call.limit, reclaim)
+
+    async def repair(self) -> list[str]:
+        """Set aside jobs in the queues' objects that no call can load. Returns what was found."""
+        now, found = await self.time(), list[str]()
+        for shard in await self.store.shards():
+            found += await shard.change(lambda transaction: set_aside(transaction, now, ended_too=True))
+        return found
 
     # -- operating ----------------------------------------------------------------------------------------
 
