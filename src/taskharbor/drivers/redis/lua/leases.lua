@@ -150,8 +150,8 @@ local function sweep(limit)
     if ended == 0 then read_settings() end
     for n = 1, #members do
       local job = load_whole(active_job, id_in(members[n]))
-      -- A damaged job stays until it is repaired, and is looked at again in an hour.
-      if job then expire(job) else call('ZADD', active, now + KEEP_FOR, members[n]) end
+      -- A damaged job stays stored until it is repaired.
+      if job then expire(job) else call('ZREM', active, members[n]) end
     end
     ended = ended + #members
   end

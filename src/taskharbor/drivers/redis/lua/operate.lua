@@ -78,32 +78,30 @@ define('cancel_keys', {'allow-oom'}, function(keys, args)
   end)
 end)
 
--- Remove a damaged job, which cannot be loaded, or what names a job that is not stored. Its bytes are kept. Does nothing if the
--- job is stored as other bytes now.
+-- Remove a damaged job, which cannot be loaded, and keep its bytes. Does nothing if other bytes are stored now. What names the job
+-- in `ready` and `active` is removed when it is met.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 the hash for damaged jobs, 4 id, 5 its bytes, or nothing if it is not stored, 6 number of members
---         of sorted sets, then these, then its keys
+-- ARGV    1 channel, 2 now, 3 the hash for damaged jobs, 4 id, 5 its bytes, then its keys
 -- result  {0, 1 if it was removed}
 define('set_aside', {'allow-oom'}, function(keys, args)
-  local id, value, last = args[4], args[5], 6 + tonumber(args[6])
+  local id, is_removed = args[4], 0
   for _, family in ipairs({waiting_job, active_job, finished_job}) do
-    local there = call('HGET', family, id)
-    if there and there ~= value then return {0, 0} end
+    if call('HGET', family, id) == args[5] then
+      call('HSET', args[3], id, args[5])
+      call('HDEL', family, id)
+      for _, line in ipairs({waiting, scheduled, jobs, done, dead, cancelled}) do call('ZREM', line, id) end
+      is_removed = 1
+    end
   end
-  if value ~= '' then call('HSET', args[3], id, value) end
-  for _, family in ipairs({waiting_job, active_job, finished_job}) do call('HDEL', family, id) end
-  for n = 7, last do
-    for _, line in ipairs({waiting, scheduled, jobs, done, dead, cancelled, ready, active}) do call('ZREM', line, args[n]) end
-  end
-  for n = last + 1, #args do
+  for n = 6, #args do
     for _, index in ipairs({waiting_key, active_key}) do
       if call('HGET', index, args[n]) == id then call('HDEL', index, args[n]) end
     end
     unblock(args[n])
   end
   wake()
-  return {0, 1}
+  return {0, is_removed}
 end)
 
 -- Make dead jobs wait again.
