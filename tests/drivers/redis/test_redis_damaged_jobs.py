@@ -18,8 +18,8 @@ DAMAGES: dict[str, list[Change]] = {
     "other bytes": [("HSET", "waiting_job", "bad", "x" * 100)],
     "not stored": [("HDEL", "waiting_job", "bad")],
     "stored in no line": [("ZREM", "waiting", "bad"), ("HSET", "waiting_job", "bad", "x")],
-    "not stored and scheduled": [
-        ("HDEL", "waiting_job", "bad"),
+    "other bytes and scheduled": [
+        ("HSET", "waiting_job", "bad", "x"),
         ("DEL", "ready"),
         ("ZADD", "scheduled", "1", "bad"),
         *SCHEDULED,

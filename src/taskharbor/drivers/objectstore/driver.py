@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from msgspec.structs import astuple, replace
@@ -19,7 +18,7 @@ from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.engine import bulk, operate, reserve, settle
 from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
-from taskharbor.drivers.engine.repair import set_aside, with_repair
+from taskharbor.drivers.engine.repair import set_aside
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Segments
@@ -217,12 +216,11 @@ class ObjectStoreDriver(Driver):
 
         async def reserve_from(shard: Shard, limit: int) -> list[JobRecord]:
             place = shard.number, len(shards)
-            jobs = await with_repair(
-                partial(shard.change, is_claim=True),
+            jobs = await shard.change(
                 lambda transaction: reserve.reserve(
                     transaction, call.queue, limit, call.lease_for, call.now, call.worker, call.types, place
                 ),
-                call.now,
+                is_claim=True,
             )
             self.store.note((job.id for job in jobs), shard)
             return jobs
@@ -254,9 +252,7 @@ class ObjectStoreDriver(Driver):
 
     async def _reclaim(self, call: op.Reclaim) -> int:
         def reclaim(shard: Shard, limit: int) -> Awaitable[int]:
-            return with_repair(
-                shard.change, lambda transaction: settle.reclaim(transaction, call.now, None, limit), call.now
-            )
+            return shard.change(lambda transaction: settle.reclaim(transaction, call.now, None, limit))
 
         return await self.store.change_each(call.queue, call.limit, reclaim)
 
