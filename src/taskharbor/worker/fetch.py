@@ -196,7 +196,7 @@ class Assignment(msgspec.Struct, eq=False, kw_only=True):
         return self.closing_at is not None and asyncio.get_running_loop().time() > self.closing_at
 
 
-class Refused(JobError):
+class CallRefused(JobError):
     """Stands in a batch for the one job for which the driver refuses the whole call."""
 
 
@@ -235,7 +235,7 @@ class BackendLoop:
 
     async def _each(
         self, call: Callable[[Sequence[Hold]], Awaitable[Sequence[T]]], holds: Sequence[Hold]
-    ) -> list[T | Refused]:
+    ) -> list[T | CallRefused]:
         """Call for a batch. If it is refused, it is halved until the job that is to blame stands alone. Outages are raised."""
         try:
             return list(await call(holds))
@@ -243,7 +243,7 @@ class BackendLoop:
             raise
         except Exception as error:
             if len(holds) == 1:
-                return [Refused(holds[0].record.id, reason_of(error))]
+                return [CallRefused(holds[0].record.id, reason_of(error))]
         half = len(holds) // 2
         return [*await self._each(call, holds[:half]), *await self._each(call, holds[half:])]
 

@@ -16,7 +16,7 @@ import msgspec
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import JobError, LeaseMismatch
 from taskharbor.jobs import MAX_TRIES, Failure, Outcome
-from taskharbor.worker.fetch import Assignment, BackendLoop, Refused
+from taskharbor.worker.fetch import Assignment, BackendLoop, CallRefused
 from taskharbor.worker.run import Hold
 
 log = logging.getLogger("taskharbor.worker")
@@ -82,18 +82,19 @@ class SettleLoop(BackendLoop):
     async def _write_again(
         self, batch: list[Hold], answers: Sequence[JobError | None]
     ) -> list[JobError | None]:
-        wrong = {hold: one for hold, one in zip(batch, answers, strict=True) if one is not None}
-        outrun = [hold for hold, one in wrong.items() if isinstance(one, LeaseMismatch)]
-        refused = [hold for hold, one in wrong.items() if isinstance(one, Refused)]
+        final = dict(zip(batch, answers, strict=True))
+        outrun = [hold for hold, one in final.items() if isinstance(one, LeaseMismatch)]
+        refused = {hold: one.detail for hold, one in final.items() if isinstance(one, CallRefused)}
         if outrun:
             # A heartbeat on its way may have changed the token under a settlement: the new one is tried too.
             await self.assignment.heartbeat_over.wait()
-        for hold in refused:
+        for hold, reason in refused.items():
             # It would be refused again, and so would another execution's that ends in the same way.
-            hold.settlement = _refused(hold, wrong[hold].detail)
-        again = outrun + refused
-        wrong |= zip(again, await self._each(self._write, again) if again else (), strict=True)
-        return [wrong.get(hold) for hold in batch]
+            hold.settlement = _refused(hold, reason)
+        if again := [*outrun, *refused]:
+            written: list[JobError | None] = await self._each(self._write, again)
+            final |= zip(again, written, strict=True)
+        return list(final.values())
 
     def _flushed(self, written: Sequence[Hold]) -> None:
         if not self._holds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,6 @@ from taskharbor.jobs import Failure, Micros, Name, Outcome
 
 log = logging.getLogger("taskharbor.drivers")
 
-A = TypeVar("A")
 _SQL = load("repair")
 _BY_SEQ = load("inspect")["by_seq"]
 _ERROR = Failure("DamagedJob", "some values of the stored job could not be loaded")
@@ -32,9 +31,9 @@ REPAIRED = (op.Reserve, op.ExtendLease, op.Settle, op.Reclaim)
 
 async def with_repair(
     write: Callable[[Callable[[Transaction], Any]], Awaitable[Any]],
-    step: Callable[[Transaction], A],
+    step: Callable[[Transaction], Any],
     now: Micros,
-) -> A:
+) -> Any:
     """Run a step in a write transaction. If it fails on jobs that cannot be loaded, set them aside and run it again."""
     try:
         return await write(step)

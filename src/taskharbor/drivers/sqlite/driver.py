@@ -161,15 +161,15 @@ class SQLiteDriver(Driver):
             return await database.read(lambda tx: function(tx, *astuple(call)))
         undo: Undo | None = partial(_release, now=call.now) if isinstance(call, op.Reserve) else None
 
-        def step(transaction: Transaction) -> A:
-            answer: A = function(transaction, *astuple(call))
-            return answer
+        def step(transaction: Transaction) -> Any:
+            return function(transaction, *astuple(call))
 
-        if not isinstance(call, REPAIRED):
-            return await database.write(step)
-        return await with_repair(
-            lambda run: database.write(run, undo if run is step else None), step, call.now
-        )
+        if isinstance(call, REPAIRED):
+            answer: A = await with_repair(
+                lambda run: database.write(run, undo if run is step else None), step, call.now
+            )
+            return answer
+        return await database.write(step)
 
     async def repair(self) -> list[str]:
         """Set aside stored jobs that no call can load. Returns what was found."""
