@@ -19,7 +19,7 @@ from taskharbor.jobs import JobRecord
 
 log = logging.getLogger("taskharbor.http")
 
-VERSION = 2
+VERSION = 3
 """Raised when one side would misunderstand the other."""
 
 PATH = "/v1/driver/"
