@@ -23,7 +23,14 @@ from msgspec import Meta
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
-from taskharbor.errors import BackendUnavailable, field_error
+from taskharbor.errors import (
+    BackendUnavailable,
+    Forbidden,
+    JobError,
+    SchemaMismatch,
+    TaskHarborError,
+    field_error,
+)
 from taskharbor.jobs import JobRecord, Micros, Outcome
 from taskharbor.worker.run import BufferedRunner, Hold
 
@@ -40,6 +47,12 @@ _ASIDE = 0.0001
 and otherwise waits until this one has nothing left to do: a tenth of the time from hearing of a job to running it."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
+_PATIENCE = 1.0
+"""Seconds for which a queue that does not answer is asked again and again while others wait."""
+_REST = 0.5
+"""Seconds without a claim after one was refused. Twice as long each time, up to `_LONGEST_PAUSE`."""
+_SAY_AGAIN = 60.0
+"""Seconds between two log lines about the same trouble."""
 AHEAD_SECONDS = 0.1
 """Lease ahead what should start within this time, at the pace of late."""
 
@@ -183,6 +196,29 @@ class Assignment(msgspec.Struct, eq=False, kw_only=True):
         return self.closing_at is not None and asyncio.get_running_loop().time() > self.closing_at
 
 
+class CallRefused(JobError):
+    """Stands in a batch for the one job for which the driver refuses the whole call."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return what to say about an error. The text of an error from elsewhere may repeat what a job carries."""
+    return str(error) if isinstance(error, TaskHarborError) else type(error).__name__
+
+
+class Troubles:
+    """Logs trouble that may last: once a minute."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._said: dict[str, float] = {}
+
+    def say(self, what: str, error: Exception) -> None:
+        now = self._loop.time()
+        if now - self._said.get(what, -_SAY_AGAIN) >= _SAY_AGAIN:
+            self._said[what] = now
+            log.warning("%s: %s; the worker goes on", what, reason_of(error))
+
+
 class BackendLoop:
     """The base of the backend's loops: the parts of their assignment."""
 
@@ -195,6 +231,21 @@ class BackendLoop:
         self._holds = assignment.holds
         self._outage = assignment.outage
         self._loop = asyncio.get_running_loop()
+        self._troubles = Troubles()
+
+    async def _each(
+        self, call: Callable[[Sequence[Hold]], Awaitable[Sequence[T]]], holds: Sequence[Hold]
+    ) -> list[T | CallRefused]:
+        """Call for a batch. If it is refused, it is halved until the job that is to blame stands alone. Outages are raised."""
+        try:
+            return list(await call(holds))
+        except (BackendUnavailable, OSError, SchemaMismatch):
+            raise
+        except Exception as error:
+            if len(holds) == 1:
+                return [CallRefused(holds[0].record.id, reason_of(error))]
+        half = len(holds) // 2
+        return [*await self._each(call, holds[:half]), *await self._each(call, holds[half:])]
 
 
 class FetchLoop(BackendLoop):
@@ -217,6 +268,9 @@ class FetchLoop(BackendLoop):
         """True if jobs were settled since the last look began, in a worker with limits."""
         if self._config.limits:
             self._allowance.on_settled.append(self._look_again)
+        self._rests: dict[str, tuple[float, float]] = {}
+        """The queues that could not be claimed from: the end of their rest, and how long it is."""
+        self._has_claimed = False
         self._pace = Pace(self._loop.time)
         self._room = asyncio.Event()
         self._wants_room = False
@@ -316,8 +370,7 @@ class FetchLoop(BackendLoop):
                 rest = wanted - found
                 records: list[JobRecord] = []
                 if (limit := min(rest, rooms.get(queue, rest))) > 0:
-                    claim = partial(self._claim, self._driver.reserve, queue, limit)
-                    records = await self._outage.ride_out(claim, give_up=lambda: self._stopping)
+                    records = await self._reserve(queue, limit)
                 if records:
                     self._take(records)
                     found += len(records)
@@ -330,6 +383,34 @@ class FetchLoop(BackendLoop):
                 # It does not save up what it could not use.
                 self._charged[queue] = max(self._charged[queue], level)
         return found
+
+    async def _reserve(self, queue: str, limit: int) -> list[JobRecord]:
+        """Claim jobs. A queue that cannot be claimed from is passed over for a while and holds up no other."""
+        time = self._loop.time
+        began = time()
+        rest_ends, rest = self._rests.get(queue, (0.0, 0.0))
+        if began < rest_ends:
+            return []
+        patience = 0.0 if rest else _PATIENCE if len(self._queues) > 1 else sys.maxsize
+        try:
+            records = await self._outage.ride_out(
+                partial(self._claim, self._driver.reserve, queue, limit),
+                give_up=lambda: self._stopping or time() - began >= patience,
+            )
+        except SchemaMismatch:
+            raise
+        except Exception as error:
+            if self._stopping or (isinstance(error, Forbidden) and not self._has_claimed):
+                raise  # A worker that may not claim at all says so and ends.
+            # A queue that takes long to fail rests longer: the others are to get most of the time.
+            rest = max(min(2 * rest, _LONGEST_PAUSE), _REST, 4 * (time() - began) * (rest > 0))
+            self._rests[queue] = time() + rest, rest
+            self._troubles.say(f"queue {queue} cannot be claimed from", error)
+            return []
+        self._has_claimed = True
+        if self._rests.pop(queue, None):
+            log.warning("queue %s can be claimed from again", queue)
+        return records
 
     def _rooms(self) -> dict[str, int]:
         """The room of the queues that have a limit."""
@@ -391,10 +472,12 @@ class FetchLoop(BackendLoop):
         except asyncio.CancelledError:
             if not (self._stopping or self._settled) or task.uncancel() > 0:
                 raise  # Not only by us.
-        except (BackendUnavailable, OSError):
+        except SchemaMismatch:
+            raise
+        except Exception:
             is_broken = True
         finally:
             self._waiting = None
-        if is_broken:
-            # The next reserve says so and waits; this only keeps a broken wait from becoming a busy loop.
+        if is_broken or self._rests:
+            # The next claim says so and waits; this only keeps a broken wait from becoming a busy loop.
             await asyncio.sleep(min(self._config.poll_interval, 1.0))

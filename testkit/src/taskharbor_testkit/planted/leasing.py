@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from taskharbor.clock import Clock
-from taskharbor.drivers.contract import Extension, Release, Settlement, Woken
+from taskharbor.drivers.contract import DAY, Extension, Release, Settlement, Woken
+from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.waiting import Notifications
 from taskharbor.errors import JobError, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import SECOND, JobRecord, JobState, Lease, Micros
@@ -276,3 +277,23 @@ class MissedWakeUp(HandleBug):
         if seen is not None:
             seen = (await super().wait(queues, now=now, timeout=0)).seen
         return await super().wait(queues, now=now, timeout=timeout, seen=seen)
+
+
+class LeaseForYears(HandleBug):
+    """A lease lasts a day at most."""
+
+    async def reserve(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None = None,
+    ) -> list[JobRecord]:
+        if lease_for > DAY:
+            return await self.run(Reserve(queue, limit, lease_for, now, worker))
+        return await super().reserve(
+            queue, limit=limit, lease_for=lease_for, now=now, worker=worker, types=types
+        )

@@ -148,7 +148,11 @@ local function sweep(limit)
     local members = call('ZRANGEBYSCORE', active, '-inf', now, 'LIMIT', 0, math.min(100, limit - ended))
     if #members == 0 then break end
     if ended == 0 then read_settings() end
-    for n = 1, #members do expire(load(active_job, id_in(members[n]))) end
+    for n = 1, #members do
+      local job = load_whole(active_job, id_in(members[n]))
+      -- A damaged job stays stored until it is repaired.
+      if job then expire(job) else call('ZREM', active, members[n]) end
+    end
     ended = ended + #members
   end
   return ended
