@@ -167,7 +167,9 @@ def worker(settings: Invocation, /, references: tuple[str, ...], **options: Any)
 def _made(harbor: Harbor, options: dict[str, Any]) -> Worker:
     for type in options["types"] if not options["every_type"] else ():
         require_job(harbor, type)
-    return harbor.worker(**opt.chosen_options(options))
+    made = harbor.worker(**opt.chosen_options(options))
+    made.is_made_by_import = True
+    return made
 
 
 def _look(one: Worker) -> tuple[bool, dict[str, Any]]:
