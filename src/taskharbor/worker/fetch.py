@@ -379,7 +379,7 @@ class FetchLoop(BackendLoop):
             self.handed += sum([hold.size for hold in holds])
             self._holds.update(dict.fromkeys(holds))
             if alone is not None:
-                runner.call(runner.give_way, [hold for hold in holds if hold is not alone], alone)
+                runner.call(runner.give_way, [hold for hold in holds if hold is not alone], [alone])
             elif suspects:
                 apart = set(suspects)
                 runner.call(runner.feed, [hold for hold in holds if hold not in apart], suspects)
@@ -409,11 +409,9 @@ class FetchLoop(BackendLoop):
                 await claims.enter_async_context(one.claiming)
                 if one is not self.assignment:
                     one.runner.call(one.runner.give_way)
-            while suspect in self._holds and sum([len(one.holds) for one in siblings]) > 1:
-                changed.clear()
-                await changed.wait()
-            self._runner.call(self._runner.begin_alone, suspect)
             while suspect in self._holds:
+                if sum([len(one.holds) for one in siblings]) == 1:
+                    self._runner.call(self._runner.begin_alone, suspect)
                 changed.clear()
                 await changed.wait()
         self._alone = None
@@ -422,13 +420,11 @@ class FetchLoop(BackendLoop):
         """Wait for jobs and claim them in one go. Whether that could be."""
         if not self._makes_blocking_claims:
             return False
-        limit, timeout = self._at_most(wanted), self._config.poll_interval
+        claim, limit, timeout = self._driver.reserve_next, self._at_most(wanted), self._config.poll_interval
         records: list[JobRecord] | None = []
         while records == [] and not self._stopping:
             async with self.assignment.claiming:
-                records = await self._claim(
-                    self._driver.reserve_next, self._queues[0], limit, timeout=timeout
-                )
+                records = await self._claim(claim, self._queues[0], limit, timeout=timeout)
                 self._take(records or [])
         if records:
             self.is_idle.clear()

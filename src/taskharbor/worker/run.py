@@ -142,14 +142,13 @@ class BufferedRunner(abc.ABC):
         self._is_closing = True
         self._release_waiting()
 
-    def give_way(self, holds: Sequence[Hold] = (), suspect: Hold | None = None) -> None:
-        """Give back what has not begun, these included. Only the suspect waits."""
+    def give_way(self, holds: Sequence[Hold] = (), suspects: Sequence[Hold] = ()) -> None:
+        """Give back what has not begun, these included. Only the suspect waits, if there is one."""
         self._buffer.extend(holds)
         self._release_waiting()
-        if suspect is not None:
-            self._parked.append(suspect)
-            if self._is_closing:
-                self._release_waiting()
+        self._parked.extend(suspects)
+        if self._is_closing:
+            self._release_waiting()
 
     def begin_alone(self, suspect: Hold) -> None:
         """Begin it, unless it was asked to stop while it waited."""
@@ -218,13 +217,12 @@ class Runner(BufferedRunner):
         codecs: CodecRegistry,
         now: Callable[[], Micros],
         in_process: Iterable[str] = (),
-        suspects: SuspectPool | None = None,
+        suspects: SuspectPool,
     ) -> None:
         super().__init__(codecs=codecs, now=now, in_process=in_process)
         self._chains = chains
         self._pool = suspects
-        if suspects is not None:
-            self.isolated = suspects.chains
+        self.isolated = suspects.chains
         self._suspect: asyncio.Task[None] | None = None
         self._concurrency = concurrency
         self._waiting: dict[Hold, None] = {}
@@ -296,7 +294,6 @@ class Runner(BufferedRunner):
 
     async def _run_suspect(self, hold: Hold) -> None:
         """Run it in the process of suspects. With the last of them the process ends."""
-        assert self._pool is not None
         hold.task = asyncio.current_task()
         self._waiting[hold] = None
         try:
