@@ -104,6 +104,9 @@ def test_a_failure_is_retried_by_the_policy_until_attempts_are_spent_and_stalls_
     assert last.attempts == 3
     retried(error, job=record(stalls=1, max_attempts=3))
     assert isinstance(decided(error, job=record(stalls=2, max_attempts=3)), Fail)
+    # With a bound of their own, stalls spend no attempt.
+    retried(error, job=record(stalls=2, max_attempts=2, max_stalls=9))
+    assert isinstance(decided(error, job=record(attempts=1, max_attempts=2, max_stalls=9)), Fail)
 
 
 class Broken:

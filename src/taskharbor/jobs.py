@@ -222,9 +222,9 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     idempotency_key: Name | None = None
 
     max_attempts: Tries = DEFAULT_MAX_ATTEMPTS
-    """Bound of executions: the job dies when attempts + stalls reach it."""
+    """Bound of executions: the job dies when attempts + stalls reach it. With `max_stalls`, bound of the attempts alone."""
     max_stalls: Tries = 0
-    """Bound of expired leases alone; 0: none."""
+    """Bound of expired leases, which then spend nothing of `max_attempts`. 0: they spend of that."""
     backoff_min_us: Duration = DEFAULT_BACKOFF_MIN
     backoff_max_us: Duration = DEFAULT_BACKOFF_MAX
 
@@ -249,6 +249,11 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     worker: str | None = None
     expires_at_us: Micros | None = None
     reserved_at_us: Micros | None = None
+
+    @property
+    def spent(self) -> int:
+        """The executions that count against `max_attempts`."""
+        return self.attempts if self.max_stalls else self.attempts + self.stalls
 
     @property
     def lease(self) -> Lease | None:

@@ -56,7 +56,7 @@ def decide(
         return Fail(record.id, token, record.attempts, reason)
     attempts = record.attempts + 1
     failure = describe(error)
-    if isinstance(signal, signals.Unrecoverable) or attempts + record.stalls >= record.max_attempts:
+    if isinstance(signal, signals.Unrecoverable) or record.spent + 1 >= record.max_attempts:
         return Fail(record.id, token, attempts, failure)
     if run_at is None:
         assert not isinstance(handler.retry, int)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -189,6 +190,8 @@ class Assignment(msgspec.Struct, eq=False, kw_only=True):
     """Set when the engine has to look again at whether it is done."""
     heartbeat_over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     """Set while no heartbeat is under way: every hold then has the token that is valid now."""
+    claiming: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    """Held over a claim. A suspect that runs alone has that of all siblings: nothing is claimed meanwhile."""
     closing_at: float | None = None
     """The time of the loop at which nothing more is written."""
 
@@ -282,6 +285,10 @@ class FetchLoop(BackendLoop):
         self._seen: str | None = None
         self.handed = 0
         """Places of the jobs that were handed to the runner so far."""
+        self._alone: Hold | None = None
+        """A suspect that must have the worker to itself."""
+        self._in_turn = False
+        """True after it: what comes next may well be another, so one job is claimed at a time."""
         self.is_idle = asyncio.Event()
         """Set while the last look at every queue found nothing."""
 
@@ -306,12 +313,16 @@ class FetchLoop(BackendLoop):
             self._loop.call_soon_threadsafe(self._room.set)
 
     async def run(self) -> None:
-        while not self._stopping and self._allowance.left > 0:
+        while not self._stopping and (self._alone or self._allowance.left > 0):
+            if self._alone is not None:
+                await self._run_alone(self._alone)
+                continue
             wanted = await self._wait_for_room()
             if wanted == 0:
                 return
             self._settled = False
-            found = await self._look(wanted)
+            async with self.assignment.claiming:
+                found = await self._look(wanted)
             if found:
                 self.is_idle.clear()
                 if found < wanted:
@@ -365,7 +376,7 @@ class FetchLoop(BackendLoop):
             wanted, found, level = self._at_most(wanted), 0, 0.0
             rooms, unused = self._rooms(), list[str]()
             for queue in sorted(self._queues, key=self._charged.__getitem__):
-                if found >= wanted or self._stopping:
+                if found >= wanted or self._stopping or self._alone:
                     break
                 rest = wanted - found
                 records: list[JobRecord] = []
@@ -420,7 +431,7 @@ class FetchLoop(BackendLoop):
         return {queue: limit - held[queue] for queue, limit in limits.items()}
 
     def _at_most(self, wanted: int) -> int:
-        return min(wanted, self._config.batch, self._allowance.left)
+        return min(1 if self._in_turn else wanted, self._config.batch, self._allowance.left)
 
     def _claim(
         self, claim: Callable[..., Awaitable[T]], queue: str, limit: int, **options: Any
@@ -442,21 +453,62 @@ class FetchLoop(BackendLoop):
             if sizes := self._config.sizes:
                 for hold in holds:
                     hold.size = sizes.get(hold.record.type, 1)
+            runner = self._runner
+            suspects = [one for one in holds if one.record.stalls and one.record.type in runner.in_process]
+            alone = self._sort_out(suspects) if suspects else None
+            self._alone, self._in_turn = alone, alone is not None
             self.handed += sum([hold.size for hold in holds])
             self._holds.update(dict.fromkeys(holds))
-            self._runner.call(self._runner.feed, holds)
+            if alone is not None:
+                runner.call(runner.give_way, [hold for hold in holds if hold is not alone], [alone])
+            elif suspects:
+                apart = set(suspects)
+                runner.call(runner.feed, [hold for hold in holds if hold not in apart], suspects)
+            else:
+                runner.call(runner.feed, holds)
+
+    def _sort_out(self, suspects: list[Hold]) -> Hold | None:
+        """The first suspect that has to run alone. Without one they run beside the other jobs."""
+        isolated = self._runner.isolated
+        for hold in suspects:
+            if hold.record.type not in isolated:
+                if not self._in_turn:
+                    log.info("jobs whose lease ran out before run alone: nothing else is begun meanwhile")
+                return hold
+        # They take no places, so that other jobs are claimed while they wait; but not without end.
+        free = self._config.concurrency - sum([hold.size == 0 for hold in self._holds])
+        for hold in suspects[: max(0, free)]:
+            hold.size = 0
+        return None
+
+    async def _run_alone(self, suspect: Hold) -> None:
+        """Run a suspect with nothing beside it in this worker: when it begins, all else is settled, so its crash costs no other
+        job anything."""
+        siblings, changed = self.assignment.siblings, self.assignment.changed
+        async with AsyncExitStack() as claims:
+            for one in siblings:
+                await claims.enter_async_context(one.claiming)
+                if one is not self.assignment:
+                    one.runner.call(one.runner.give_way)
+            while suspect in self._holds:
+                if sum([len(one.holds) for one in siblings]) == 1:
+                    self._runner.call(self._runner.begin_alone, suspect)
+                changed.clear()
+                await changed.wait()
+        self._alone = None
 
     async def _claim_next(self, wanted: int) -> bool:
         """Wait for jobs and claim them in one go. Whether that could be."""
         if not self._makes_blocking_claims:
             return False
-        limit, timeout = self._at_most(wanted), self._config.poll_interval
+        claim, limit, timeout = self._driver.reserve_next, self._at_most(wanted), self._config.poll_interval
         records: list[JobRecord] | None = []
         while records == [] and not self._stopping:
-            records = await self._claim(self._driver.reserve_next, self._queues[0], limit, timeout=timeout)
+            async with self.assignment.claiming:
+                records = await self._claim(claim, self._queues[0], limit, timeout=timeout)
+                self._take(records or [])
         if records:
             self.is_idle.clear()
-            self._take(records)
         return records is not None
 
     async def _wait_for_work(self, wanted: int) -> None:

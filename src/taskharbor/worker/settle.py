@@ -97,13 +97,16 @@ class SettleLoop(BackendLoop):
         return list(final.values())
 
     def _flushed(self, written: Sequence[Hold]) -> None:
-        if not self._holds:
-            self.assignment.changed.set()
+        if len(self._holds) <= 1:
+            for one in self.assignment.siblings:  # In one of them a suspect may wait to be alone.
+                one.changed.set()
         for settled in self.assignment.allowance.on_settled:
             settled()
         kinds = Counter([type(hold.settlement) for hold in written])
         for kind, count in kinds.items():
             self.assignment.outcomes[_OUTCOMES[kind]] += count
+        if Release in kinds:
+            self.assignment.allowance.left += sum([_is_unbegun(hold) for hold in written])
         if RetryAt in kinds or Fail in kinds:
             for hold in written:
                 if isinstance(hold.settlement, (RetryAt, Fail)):
@@ -148,6 +151,11 @@ def _refused(hold: Hold, reason: str) -> Fail:
     how = f"the job ended as {_OUTCOMES[type(hold.settlement)]}, which could not be written: {reason}"
     attempts = min(max(0, hold.record.attempts), MAX_TRIES - 1) + 1
     return Fail(hold.record.id, hold.token, attempts, Failure.of("SettlementRefused", how))
+
+
+def _is_unbegun(hold: Hold) -> bool:
+    settlement = hold.settlement
+    return hold.job is None and isinstance(settlement, Release) and settlement.run_at_us is None
 
 
 def _log_failure(hold: Hold, settlement: RetryAt | Fail, *, with_traceback: bool) -> None:

@@ -248,7 +248,21 @@ class MaxStallsIgnored(Bug):
     """A job dies when its stalls reach max_stalls."""
 
     def is_spent(self, job: JobRecord) -> bool:
-        return job.attempts + job.stalls >= job.max_attempts
+        return not job.max_stalls and super().is_spent(job)
+
+
+class StallsSpendTwice(Bug):
+    """With max_stalls, an expired lease spends nothing of max_attempts."""
+
+    def is_spent(self, job: JobRecord) -> bool:
+        return super().is_spent(job) or job.attempts + job.stalls >= job.max_attempts
+
+
+class AttemptsIgnoredWithMaxStalls(Bug):
+    """With max_stalls too, a job dies when its attempts reach max_attempts."""
+
+    def is_spent(self, job: JobRecord) -> bool:
+        return super().is_spent(job) and (not job.max_stalls or job.stalls >= job.max_stalls)
 
 
 class StallsSpendNothing(Bug):

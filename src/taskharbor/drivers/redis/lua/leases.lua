@@ -116,8 +116,9 @@ local function state_of(job)
 end
 
 local function is_spent(head)
-  return head[ATTEMPTS] + head[STALLS] >= head[MAX_ATTEMPTS]
-    or (head[MAX_STALLS] > 0 and head[STALLS] >= head[MAX_STALLS])
+  local has_bound = head[MAX_STALLS] > 0
+  return head[ATTEMPTS] + (has_bound and 0 or head[STALLS]) >= head[MAX_ATTEMPTS]
+    or (has_bound and head[STALLS] >= head[MAX_STALLS])
 end
 
 -- One line, then the traceback if there is one.
