@@ -479,7 +479,7 @@ class Harbor:
             queue: The queue. Default: the app's.
             priority: A higher one runs first. Default: 0.
             max_attempts: The job is dead after so many executions. Default: the app's, which is 5.
-            max_stalls: The job is dead after so many expired leases. Default: 0, no bound of its own.
+            max_stalls: The job is dead after so many expired leases, which then spend no attempt. Default: 0, no such bound.
             timeout: Seconds or a timedelta for one execution. Default: the app's, which is none.
             backoff: The shortest and the longest delay of the default retry policy, in seconds. Default: (1, 3600).
             retry: The number of executions, as `max_attempts`, or a `RetryPolicy`.

@@ -296,7 +296,7 @@ def _change_of(
     attempts, failure = record.attempts + 1, _failure(asked.error)
     is_wanted = isinstance(asked, models.RetryRequest) or asked.retryable
     has_ended = record.state in (JobState.DONE, JobState.DEAD)
-    if not is_wanted or has_ended or attempts + record.stalls >= record.max_attempts:
+    if not is_wanted or has_ended or record.spent + 1 >= record.max_attempts:
         # A repeated failure of a job that has ended is no error.
         return Fail(job_id, token, attempts, failure)
     run_at = _when(asked, now) if isinstance(asked, models.RetryRequest) else None

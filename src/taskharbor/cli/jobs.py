@@ -125,7 +125,7 @@ def _columns(now: Micros, selection: JobFilter) -> list[Column]:
         Column("queue", shrinks=True, least=80),
         Column("state", lambda job: cell(*out.STATES[job.state][::-1]), most=WIDE - 1),
         Column("state", lambda job: out.state_cell(job.state), least=WIDE),
-        Column("failed", lambda job: f"{job.attempts + job.stalls}/{job.max_attempts}", True, least=WIDE),
+        Column("failed", lambda job: f"{job.spent}/{job.max_attempts}", True, least=WIDE),
         Column("when", lambda job: moment(job, now), least=80),
         Column("key / reason", lambda job: cell(remark(job), "bright_black"), shrinks=True, least=120),
     ]
@@ -230,7 +230,7 @@ def _tries(job: JobRecord) -> str:
     parts = ", ".join(f"{count} {how}" for count, how in spent if count)
     if not parts:
         return f"none spent, {job.max_attempts} allowed"
-    return f"{job.attempts + job.stalls} of {job.max_attempts} spent: {parts}"
+    return f"{job.spent} of {job.max_attempts} spent: {parts}"
 
 
 def _lease(job: JobRecord, now: Micros) -> str:

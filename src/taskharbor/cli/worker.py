@@ -152,6 +152,7 @@ def worker(settings: Invocation, /, references: tuple[str, ...], **options: Any)
         return _supervise(settings, options)
     harbor = settings.harbor
     one = harbor.worker(**opt.chosen_options(options))
+    one.is_made_by_import = True
     supervised = options["supervised"]
     if supervised is None:
         _banner(harbor, f"worker {one.name}", options, one.config.queues)

@@ -218,9 +218,9 @@ class Driver(Dispatcher, abc.ABC):
     async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
         """End up to `limit` leases with expires_at <= now: outcome `expired`, stalls + 1. Returns the number of ended leases.
 
-        The job is cancelled if a cancel was requested. It is dead if attempts + stalls >= max_attempts, or if max_stalls is set
-        and stalls >= max_stalls; then last_error (not failed_at) is set and the failure queue is served. Else it is ready again
-        in its old place, and absorbs a blocked job of its key as in settle.
+        The job is cancelled if a cancel was requested. It is dead if attempts + stalls >= max_attempts; with max_stalls, if
+        attempts >= max_attempts or stalls >= max_stalls. Then last_error (not failed_at) is set and the failure queue is served.
+        Else it is ready again in its old place, and absorbs a blocked job of its key as in settle.
         """
         return await self.run(check(op.Reclaim(now, queue, limit)))
 

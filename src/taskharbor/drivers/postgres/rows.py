@@ -212,6 +212,15 @@ def _decoded(names: Iterable[str], row: Sequence[Any]) -> dict[str, Any]:
     return fields
 
 
+def are_headers(text: str | None) -> bool:
+    """True if stored headers can be read."""
+    try:
+        _decode_headers(text or "{}")
+    except ValueError:
+        return False
+    return True
+
+
 def attempt_record(row: tuple[Any, ...]) -> Attempt:
     """Make an attempt of a row with the columns of an attempt."""
     fields = dict(zip(Attempt.__struct_fields__, row[1:], strict=False))

@@ -289,7 +289,9 @@ class Store:
             self.back_to_waiting(job, held, Outcome.EXPIRED, now, error)
 
     def is_spent(self, job: JobRecord) -> bool:
-        return job.attempts + job.stalls >= job.max_attempts or 0 < job.max_stalls <= job.stalls
+        if job.max_stalls:
+            return job.attempts >= job.max_attempts or job.stalls >= job.max_stalls
+        return job.attempts + job.stalls >= job.max_attempts
 
     def end(
         self,

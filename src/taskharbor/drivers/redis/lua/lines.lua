@@ -50,11 +50,15 @@ local function promote(limit)
   local ids = call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, limit)
   if #ids == 0 then return false end
   local values = call_with('HMGET', waiting_job, ids)
-  local members, names = {}, {}
+  local members, names, member = {}, {}, nil
   for n = 1, #ids do
-    local job = unpacked(ids[n], values[n])
-    members[2 * n - 1], members[2 * n] = 0, ready_member(job)
-    names[n] = job.head[TYPE]
+    local is_whole, job = pcall(unpacked, ids[n], values[n])
+    if is_whole then is_whole, member = pcall(ready_member, job) end
+    -- A damaged job leaves the line and stays until it is repaired.
+    if is_whole then
+      names[#names + 1] = job.head[TYPE]
+      members[2 * #names - 1], members[2 * #names] = 0, member
+    end
   end
   call_with('ZADD', ready, members)
   call_with('SADD', types, names)
