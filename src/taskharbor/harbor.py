@@ -449,11 +449,15 @@ class Harbor:
         """
         pending, self._imports = [*self._imports, *modules], []
         for name in pending:
-            found = import_module(name.removesuffix(".*"))
-            if name.endswith(".*"):
-                for below in pkgutil.walk_packages(getattr(found, "__path__", ()), f"{found.__name__}."):
-                    if not below.name.endswith(".__main__"):
-                        import_module(below.name)
+            try:
+                found = import_module(name.removesuffix(".*"))
+                if name.endswith(".*"):
+                    for below in pkgutil.walk_packages(getattr(found, "__path__", ()), f"{found.__name__}."):
+                        if not below.name.endswith(".__main__"):
+                            import_module(below.name)
+            except Exception as error:
+                error.add_note(f"the app imports {name!r}: see its imports= and discover()")
+                raise
 
     # -- declaring ----------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import msgspec
 import taskharbor
 from taskharbor.cli.errors import FAILED
 from taskharbor.cli.options import Invocation, command, flag, shown_url, store_file
-from taskharbor.cli.output import answer, duration_text, emit, plain
+from taskharbor.cli.output import answer, duration_text, emit, plain, plural
 from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers
@@ -162,7 +162,7 @@ async def _backend(driver: Driver) -> AsyncIterator[Check]:
     stats = await driver.stats(now=await driver.time())
     counts = {state: sum(one.counts.get(state, 0) for one in stats) for state in JobState}
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no jobs"
-    yield Check("queues", "ok", f"{len(stats)} queues, {told}")
+    yield Check("queues", "ok", f"{plural(len(stats), 'queue')}, {told}")
     paused = [one.queue for one in stats if one.settings.paused]
     if paused:
         yield Check("paused", "warn", ", ".join(paused), f"taskharbor queues resume {' '.join(paused)}")

@@ -235,7 +235,7 @@ def _banner(harbor: Harbor | None, label: str, options: dict[str, Any], queues: 
     if queues:
         parts.append(f"queues {', '.join(queues)}")
     if harbor is not None:
-        parts.append(f"{len(harbor.handlers)} job types")
+        parts.append(out.plural(len(harbor.handlers), "job type"))
     out.banner(options["log_format"], [*parts, f"concurrency {options['concurrency']}"])
 
 

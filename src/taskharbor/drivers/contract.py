@@ -151,8 +151,8 @@ class Driver(Dispatcher, abc.ABC):
         """Join a transaction of the caller: a connection or session of a library that the driver knows. Optional. No I/O; the
         handle need not be open. Raises InvalidRequest for a transaction that it cannot join."""
         raise InvalidRequest(
-            f"{type(self).__name__} cannot enqueue within a transaction of yours: its jobs are not kept in that database; "
-            "use postgresql:// for that"
+            f"{type(self).__name__.removesuffix('Driver')} does not join transactions of yours: only postgresql:// does; enqueue "
+            "after your commit, without within()"
         )
 
     # -- working ------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class Worker:
         if weights and order == "strict":
             raise InvalidRequest(f"queues={weights!r} has weights, and order='strict': give one of them")
         if unserved := [queue for queue in limits or () if queue not in names]:
-            raise InvalidRequest(f"limits for {unserved!r}: this worker serves {list(names)!r}")
+            raise InvalidRequest(f"limits for {', '.join(unserved)}: this worker serves {', '.join(names)}")
         for what, counts in (("weight", weights), ("limit", limits or {})):
             for queue, count in counts.items():
                 if type(count) is not int or count < 1:
@@ -429,7 +429,8 @@ class Worker:
             with self._lock:
                 self._engines = []
                 self._stop_asked = 0
-            log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
+            total = self.outcomes.total()
+            log.info("worker %s stopped after %d execution%s", self.name, total, "" if total == 1 else "s")
 
     # -- signals --------------------------------------------------------------------------------------------
 
