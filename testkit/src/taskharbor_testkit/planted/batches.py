@@ -64,7 +64,8 @@ class _SmallerLimit(HandleBug):
     most: ClassVar[int]
 
     async def run(self, call: Any) -> Any:
-        if type(call) is self.call:
+        is_limited: bool = type(call) is self.call
+        if is_limited:
             call = replace(call, limit=min(call.limit, self.most))
         return await super().run(call)
 

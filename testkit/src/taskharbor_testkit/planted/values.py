@@ -228,7 +228,7 @@ _ALTERED: tuple[tuple[str, str, type, str, Callable[[Any], Any]], ...] = (
     ),
     (
         "SnoozeNeverInThePast",
-        "A release names any instant, negative ones too.",
+        "A release names any instant, one before 1970 too.",
         Release,
         "run_at_us",
         lambda us: max(us, 0),
@@ -284,23 +284,6 @@ class InstantsOrderedAsFloats(_OtherOrder):
 
     def rank(self, job: JobRecord) -> Any:
         return (-job.priority, round(job.run_at_us / SECOND, 5), self.places[job.id])
-
-
-class LeaseUntilZeroIsNone(Bug):
-    """A lease that expires at 0 is one."""
-
-    def leased(self, queue: str, now: Micros) -> list[JobRecord]:
-        return [job for job in super().leased(queue, now) if job.expires_at_us]
-
-    def expired(self, now: Micros, queue: str | None = None) -> list[str]:
-        return [job_id for job_id in super().expired(now, queue) if self.jobs[job_id].expires_at_us]
-
-
-class FinishedAtZeroIsUnfinished(Bug):
-    """A job that ended at 0 is as old as that."""
-
-    def is_overdue(self, job: JobRecord, now: Micros) -> bool:
-        return bool(job.finished_at_us) and super().is_overdue(job, now)
 
 
 class FilterByZeroIsNone(Bug):
