@@ -12,8 +12,8 @@ from typing import Any, ClassVar, TypeVar
 from msgspec.structs import replace
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import AttemptPage, Enqueued, LogPage, Page, QueueStats
-from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.drivers.contract import Ack, AttemptPage, Enqueued, LogPage, Page, QueueStats
+from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros, UpdateFlags
 from taskharbor_testkit.planted.registry import Bug, HandleBug
 
 A = TypeVar("A")
@@ -98,6 +98,14 @@ class ReserveReadsAHundredTypes(Bug):
 
     def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
         return super().candidates(queue, None if types is None else types[:100], now)
+
+
+class TypesAmongAThousandDue(Bug):
+    """A claim finds a job of its type behind any number of others."""
+
+    def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
+        due = self.runnable(queue, now)
+        return due if types is None else [job for job in due[:1000] if job.type in types]
 
 
 class AThousandDueAreOrdered(Bug):
@@ -214,3 +222,52 @@ class IdempotencyKeysForgottenAfterAThousand(Bug):
     def known_for(self, given: JobRecord) -> str | None:
         known = super().known_for(given)
         return None if known is None or self.next_place - self.places[known] > 1000 else known
+
+
+class PublishesBlobByBlob(Bug):
+    """A call publishes all of its blobs or none."""
+
+    def publish_blobs(
+        self, series: str, number: int, portion: int, names: Sequence[str], now: Micros
+    ) -> dict[str, int]:
+        published = dict(self.published)
+        for name in names:
+            self.published = dict(published)
+            answer = super().publish_blobs(series, number, portion, [name], now)
+        return answer
+
+
+class NotesForgottenSoon(Bug):
+    """A portion that was published stays so for weeks."""
+
+    noted_at = 0
+
+    def publish_blobs(
+        self, series: str, number: int, portion: int, names: Sequence[str], now: Micros
+    ) -> dict[str, int]:
+        if now - self.noted_at > 86_400 * SECOND:
+            self.published.clear()
+        self.noted_at = now
+        return super().publish_blobs(series, number, portion, names, now)
+
+
+class ClaimReclaimsAHundred(Bug):
+    """A claim ends all leases that are over, as many as it may take."""
+
+    def reclaim_for_reserve(self, queue: str, now: Micros) -> None:
+        self.reclaim_jobs(self.expired(now, queue)[:100], now=now)
+
+
+class LongPayloadNotUpdated(Bug):
+    """An update replaces a long payload, and by a long one."""
+
+    def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
+        payload = given.payload if len(given.payload) < 2**16 else waiting.payload
+        super().update_waiting(waiting, replace(given, payload=payload), flags, now)
+
+
+class ResultOfAKeyedJobLost(Bug):
+    """A job with a key keeps its result too."""
+
+    def ack(self, job: JobRecord, held: JobRecord, ack: Ack, now: Micros) -> None:
+        super().ack(job, held, ack if job.key is None else replace(ack, result=None), now)

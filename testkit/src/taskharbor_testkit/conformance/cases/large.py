@@ -29,6 +29,8 @@ from taskharbor_testkit.conformance.twin import BOOM, QUEUE, Twin
 
 SIZE = 5000
 TYPES = [f"type-{n}" for n in range(200)]
+RARE = "rare"
+"""The type of one job, which all others come before."""
 QUEUES = 300
 BLOBS = 1100
 LEASES = 110
@@ -121,7 +123,13 @@ async def a_large_claim_is_held_and_ended_whole(t: Twin) -> None:
     done and pruned."""
     await t.driver.configure(QUEUE, QueueSettings(failure_queue="failed"), now=t.now)
     jobs = [
-        t.job(id=f"j{n}", type=TYPES[n % len(TYPES)], priority=n, run_at_us=t.now + 1, max_attempts=9)
+        t.job(
+            id=f"j{n}",
+            type=TYPES[n % len(TYPES)] if n else RARE,
+            priority=n,
+            run_at_us=t.now + 1,
+            max_attempts=9,
+        )
         for n in range(SIZE)
     ]
     ids = [job.id for job in jobs]
@@ -130,9 +138,11 @@ async def a_large_claim_is_held_and_ended_whole(t: Twin) -> None:
     assert sum(added.values()) == SIZE
     assert await _counts(t) == {"scheduled": SIZE}
     t.advance(1)
+    rare = await _reserve(t, 1, types=[RARE, "nobody"])
+    assert [job.id for job in rare] == ids[:1], "the job of a type is not found behind others"
     first = await _reserve(t, 1, types=TYPES)
     assert [job.id for job in first] == ids[-1:], "not the job of the highest priority"
-    held = first + await _reserve(t, types=TYPES)
+    held = first + await _reserve(t, types=TYPES) + rare
     _same([job.id for job in held], ids[::-1])
 
     beats = [Extension(job.id, job.token or "", job.id.encode()) for job in held]

@@ -10,7 +10,16 @@ from typing import Any
 
 from taskharbor.bulk.stage import pack
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Ack, Enqueued, Extension, Fail, JobFilter, QueueSettings, RetryAt, Settlement
+from taskharbor.drivers.contract import (
+    Ack,
+    Enqueued,
+    Extension,
+    Fail,
+    JobFilter,
+    QueueSettings,
+    RetryAt,
+    Settlement,
+)
 from taskharbor.errors import LeaseMismatch
 from taskharbor.jobs import MAX_HEADERS_BYTES, MAX_NAME_LENGTH, SECOND, Failure, JobRecord, JobState, Lease
 from taskharbor_testkit.conformance.twin import QUEUE, Twin, ack, beat, fail
