@@ -167,6 +167,13 @@ class StatsOfAHundredQueues(Bug):
         return super().stats(now=now, queue=queue)[:100]
 
 
+class PrunesAHundredQueues(Bug):
+    """Retention holds in every queue."""
+
+    def is_overdue(self, job: JobRecord, now: Micros) -> bool:
+        return job.queue in sorted(self.queues)[:100] and super().is_overdue(job, now)
+
+
 class CountsUpToAThousand(Bug):
     """The counts of a queue are exact, however large."""
 

@@ -186,11 +186,15 @@ async def a_large_claim_is_held_and_ended_whole(t: Twin) -> None:
     await _prune_everything(t, QUEUE, "failed")
 
 
-async def many_queues_are_counted_and_watched(t: Twin) -> None:
-    """Stats name all of them, and a wait wakes for the last of the most that a call may name."""
+async def many_queues_are_counted_pruned_and_watched(t: Twin) -> None:
+    """Stats name all of them, retention holds in all, and a wait wakes for the last of the most that a call may name."""
     names = [f"q{n:04}" for n in range(QUEUES)]
-    await t.driver.enqueue([t.job(queue=name) for name in names], now=t.now)
+    jobs = [t.job(queue=name) for name in names]
+    await t.driver.enqueue(jobs, now=t.now)
     _same([stats.queue for stats in await t.observer.stats(now=t.now)], names)
+    await t.driver.cancel([job.id for job in jobs], now=t.now)
+    t.advance(40 * 86_400)
+    assert await t.driver.prune(now=t.now, limit=SIZE) == 2 * QUEUES
     watched = [f"watched-{n}" for n in range(256)]
     seen = (await t.observer.wait(watched, now=t.now, timeout=0)).seen
     for name in (watched[-1], watched[128]):
