@@ -166,7 +166,8 @@ class JobAttemptsRememberedByTheHandle(_Remembers):
     async def run(self, call: Any) -> Any:
         if type(call) is not op.JobAttempts:
             return await super().run(call)
-        rows: list[Any] = self.memory.get(call.job_id) or await super().run(call)
+        known: list[Any] = self.memory.get(call.job_id, [])
+        rows: Any = known or await super().run(call)
         if rows and rows[-1].state.is_terminal:
             self.memory[call.job_id] = rows
         return list(rows)

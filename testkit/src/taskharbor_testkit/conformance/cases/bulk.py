@@ -53,7 +53,7 @@ async def a_portion_of_a_write_is_published_once(t: Twin) -> None:
         "staging/w/1": [t.job(), t.job(key="k")],
         "staging/w/2": [t.job(key="k"), t.job(queue="other")],
         "staging/w/3": [t.job(run_at_us=t.now + SECOND, **fields)],
-        **{f"staging/w/{n}": [t.job()] for n in (4, 5, 6)},
+        **{f"staging/w/{n}": [t.job()] for n in (4, 5, 6, 7)},
     }
     for name, jobs in blobs.items():
         await t.driver.put_blob(name, pack(jobs))
@@ -85,6 +85,9 @@ async def a_portion_of_a_write_is_published_once(t: Twin) -> None:
     await t.cancel(*t.model.jobs)
     assert await t.purge() == 7
     t.advance(20 * 86_400)
+    # A store forgets old notes when it writes another.
+    t.model.enqueue(blobs["staging/w/7"], now=t.now)
+    await publish("later", 1, 1, "staging/w/7", {1})
     for write in writes:
         await publish(*write[:4], set(range(4)))
 
