@@ -51,6 +51,8 @@ LATEST: Micros = 2**53 - 1
 # surrogates.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 Instant: TypeAlias = Annotated[Micros, Meta(ge=-LATEST, le=LATEST)]
+Now: TypeAlias = Annotated[Micros, Meta(ge=0, le=LATEST)]
+"""The time of a caller's clock, which is never before 1970."""
 Duration: TypeAlias = Annotated[Micros, Meta(ge=0, le=LATEST)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Tries: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TRIES)]

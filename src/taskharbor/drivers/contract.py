@@ -167,7 +167,8 @@ class Driver(Dispatcher, abc.ABC):
         worker: str,
         types: Sequence[str] | None = None,
     ) -> list[JobRecord]:
-        """Reclaim expired leases of the queue, promote due scheduled jobs, then lease up to `limit` runnable jobs.
+        """Reclaim expired leases of the queue, promote due scheduled jobs, then lease up to `limit` runnable jobs. A driver may
+        leave expired leases for the next call, once it has reclaimed a thousand, and `limit` of them.
 
         Order: priority descending, run_at, insertion. Each job comes back inflight with token, worker, a fence one higher,
         reserved_at = now and expires_at = reserved_at + lease_for.

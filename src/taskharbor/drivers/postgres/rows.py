@@ -167,7 +167,9 @@ def token_parts(token: str) -> tuple[str, int]:
         seq = int(token[SECRET_LENGTH:], 16)
     except ValueError:
         seq = -1
-    return token[:SECRET_LENGTH], seq if 0 <= seq <= _LONGEST else -1
+    # `int` also reads texts that no driver has written: with blanks, underscores or capitals.
+    is_one = 0 <= seq <= _LONGEST and token[SECRET_LENGTH:] == f"{seq:x}"
+    return token[:SECRET_LENGTH], seq if is_one else -1
 
 
 # -- from the server ------------------------------------------------------------------------------------------

@@ -98,7 +98,6 @@ define('stats', {'allow-oom'}, function(keys, args)
   wake()
 
   local _, next_ids = first_in_line(lines_of(nil, 1), 1)
-  -- The score in the line has no instants before 1970.
   local head_run_at = next_ids[1] and load(waiting_job, next_ids[1]).head[RUN_AT]
 
   local counts = {

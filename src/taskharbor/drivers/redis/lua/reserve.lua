@@ -44,7 +44,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
     return answer
   end
 
-  sweep(1000)
+  sweep(math.max(limit, 1000))
   local was_promoted = promote(10000)
 
   -- Jobs that an earlier try of this call has leased: the caller gets them now. If it wants fewer, the others go back unspent.

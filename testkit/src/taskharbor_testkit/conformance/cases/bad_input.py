@@ -27,7 +27,7 @@ BAD_CLAIMS: dict[str, tuple[Any, ...]] = {
     "queue": BAD_NAMES,
     "limit": (-1, 2**31),
     "lease_for": (0, DAY + 1),
-    "now": (LATEST + 1, 1.5),
+    "now": (-1, LATEST + 1, 1.5),
     "worker": ("",),
     "types": (["\0"], [5]),
 }
