@@ -32,7 +32,7 @@ def child(name: str) -> None:
 
 signal.alarm(PATIENCE)
 enqueue("before")
-codes = []
+codes: list[int | None] = []
 for number in range(2):
     if way == "os.fork":
         pid = os.fork()
