@@ -31,17 +31,17 @@ from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import check, listed
-from taskharbor.errors import InvalidRequest
+from taskharbor.errors import InvalidRequest, ThreadsLost
 from taskharbor.handlers import Handler, Isolation, Lifespan, OnInvalid
 from taskharbor.jobs import SECOND, Outcome
 from taskharbor.middleware import Call, Job, Middleware, chain, entered, function_call
 from taskharbor.retry import RetryPolicy
-from taskharbor.worker.backend_loop import Engine
+from taskharbor.worker.backend_loop import Engine, stay
 from taskharbor.worker.fetch import Allowance, Assignment, OnStart, Outage, WorkerConfig
 from taskharbor.worker.logs import logged
 from taskharbor.worker.process_setup import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
-from taskharbor.worker.run import BatchRunner, BufferedRunner, Runner, ThreadPool
+from taskharbor.worker.run import MOST_LOST, BatchRunner, BufferedRunner, Runner, ThreadPool
 
 log = logging.getLogger("taskharbor.worker")
 
@@ -206,6 +206,7 @@ class Worker:
         self._handlers: dict[str, Handler] = {}
         self._engines: list[Engine] = []
         self._stop_asked = 0
+        self._lost_threads = 0
         self._is_running = False
         self._processes: ProcessPool | None = None
         # Reentrant: a signal may interrupt `stop` in the main thread and call it again.
@@ -277,6 +278,8 @@ class Worker:
 
         Raises:
             InvalidRequest: The worker has no handlers.
+            ThreadsLost: It stopped because several threads did not come back after their jobs' timeouts. Only a new process is
+                rid of them.
         """
         if not self._handlers and not self._every_type:
             raise InvalidRequest(
@@ -291,11 +294,12 @@ class Worker:
 
         def backend() -> None:
             try:
-                asyncio.run(self._serve(assignments))
+                asyncio.run(self._serve(assignments, lambda: ended.set_result(None)))
             except BaseException as error:
                 ended.set_exception(error)
             else:
-                ended.set_result(None)
+                if not ended.done():
+                    ended.set_result(None)
 
         with self._assignments(has_own_thread=True) as assignments:
             threading.Thread(target=backend, name="taskharbor-backend", daemon=True).start()
@@ -310,6 +314,9 @@ class Worker:
             finally:
                 if self._processes is not None:
                     await self._processes.close()
+        if lost := self._lost_threads:
+            self._lost_threads = 0
+            raise ThreadsLost(f"{lost} threads did not come back after their timeouts: start a new process")
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the worker to stop, from any thread: gracefully, or at once."""
@@ -318,6 +325,14 @@ class Worker:
             # Under the lock: the engines are taken away under it too, before their loop closes.
             for engine in self._engines:
                 engine.request_stop(now=now)
+
+    def _note_lost(self, count: int) -> None:
+        if count > MOST_LOST:
+            self._lost_threads = count
+            log.error(
+                "%d threads are lost: worker %s stops, for a new process to take its place", count, self.name
+            )
+            self.stop()
 
     @contextmanager
     def _assignments(self, *, has_own_thread: bool = False) -> Iterator[list[Assignment]]:
@@ -328,7 +343,8 @@ class Worker:
                 raise RuntimeError(f"{said}: make another one for another loop")
             self._is_running = True
         handlers = list(self._handlers.values())
-        threads = ThreadPool(self.config.concurrency + sum(handler.batch is not None for handler in handlers))
+        size = self.config.concurrency + sum(handler.batch is not None for handler in handlers)
+        threads = ThreadPool(size, grace=self.config.grace, on_lost=self._note_lost)
         try:
             isolated = [handler for handler in handlers if handler.isolation == "process"]
             self._processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
@@ -388,7 +404,10 @@ class Worker:
             return lambda job: threads.run(job, partial(call, job))
         return call
 
-    async def _serve(self, assignments: Sequence[Assignment]) -> None:
+    async def _serve(
+        self, assignments: Sequence[Assignment], stopped: Callable[[], object] = lambda: None
+    ) -> None:
+        """Run the engines to their end. If threads run on, `stopped` is called, and their leases are kept as long as they do."""
         engines = [Engine(assignment) for assignment in assignments]
         with self._lock:
             self._engines = engines
@@ -404,6 +423,9 @@ class Worker:
                 self._engines = []
                 self._stop_asked = 0
             log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
+        if staying := [engine for engine in engines if engine.stays]:
+            self.driver = self.driver.clone()  # For the next run: the engines go on using theirs.
+            await stay(staying, stopped)
 
     # -- signals --------------------------------------------------------------------------------------------
 
