@@ -45,6 +45,8 @@ class Engine(BackendLoop):
         self._start: asyncio.Timeout | None = None
         self.stays = False
         """True if threads still run jobs although the engine has ended."""
+        self.outlived = False
+        """True if calls of the driver still hang although the engine has ended."""
         self._fetch = FetchLoop(assignment)
         self._heartbeat = HeartbeatLoop(assignment)
         assignment.heartbeat_over.set()
@@ -76,7 +78,7 @@ class Engine(BackendLoop):
                 await self._work()
         finally:
             if not self.stays:
-                await self._driver.close()
+                await self._end(asyncio.ensure_future(self._driver.close()))
 
     async def _reach(self) -> bool:
         """Until the backend answers for the first time; False if we are asked to stop before it does."""
@@ -88,7 +90,7 @@ class Engine(BackendLoop):
                     start = partial(self.assignment.on_start, self._driver, self._clock.now())
                     await self._outage.ride_out(start, give_up=self._stop.is_set)
         except (BackendUnavailable, OSError) as error:
-            log.warning("stopped before the backend answered: %s", error or "it hangs")
+            log.warning("stopped before the backend answered: %s", str(error) or "it hangs")
             return False
         finally:
             self._start = None
@@ -113,10 +115,16 @@ class Engine(BackendLoop):
         finally:
             for task in (stopping, fetching, *lasting):
                 task.cancel()
-            ended = await asyncio.gather(stopping, fetching, *lasting, return_exceptions=True)
-        for outcome in ended:
-            if isinstance(outcome, Exception) and not isinstance(outcome, (BackendUnavailable, OSError)):
-                raise outcome
+            await self._end(fetching, *lasting)
+        for task in (fetching, *lasting):
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None and not isinstance(error, (BackendUnavailable, OSError)):
+                raise error
+
+    async def _end(self, *tasks: asyncio.Future[None]) -> None:
+        """Wait for tasks that have nothing more to do. A driver may take long to see that its backend hangs: not so long."""
+        _, pending = await asyncio.wait(tasks, timeout=_ABORT_SECONDS)
+        self.outlived = self.outlived or bool(pending)
 
     def _note_end(self, loop: asyncio.Future[None]) -> None:
         if not loop.cancelled() and loop.exception() is not None:

@@ -296,7 +296,8 @@ class Worker:
             try:
                 asyncio.run(self._serve(assignments, lambda: ended.set_result(None)))
             except BaseException as error:
-                ended.set_exception(error)
+                if not ended.done():
+                    ended.set_exception(error)
             else:
                 if not ended.done():
                     ended.set_result(None)
@@ -407,7 +408,7 @@ class Worker:
     async def _serve(
         self, assignments: Sequence[Assignment], stopped: Callable[[], object] = lambda: None
     ) -> None:
-        """Run the engines to their end. If threads run on, `stopped` is called, and their leases are kept as long as they do."""
+        """Run the engines to their end. `stopped` is called if something outlives them: threads, or calls of the driver that hang."""
         engines = [Engine(assignment) for assignment in assignments]
         with self._lock:
             self._engines = engines
@@ -423,9 +424,9 @@ class Worker:
                 self._engines = []
                 self._stop_asked = 0
             log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
-        if staying := [engine for engine in engines if engine.stays]:
-            self.driver = self.driver.clone()  # For the next run: the engines go on using theirs.
-            await stay(staying, stopped)
+        if any(engine.stays or engine.outlived for engine in engines):
+            self.driver = self.driver.clone()  # For the next run: this one is still in use.
+            await stay([engine for engine in engines if engine.stays], stopped)
 
     # -- signals --------------------------------------------------------------------------------------------
 
