@@ -408,7 +408,7 @@ class Worker:
     async def _serve(
         self, assignments: Sequence[Assignment], stopped: Callable[[], object] = lambda: None
     ) -> None:
-        """Run the engines to their end. `stopped` is called if something outlives them: threads, or calls of the driver that hang."""
+        """Run the engines to their end. `stopped` is called if they leave something: threads, or calls of a driver that hang."""
         engines = [Engine(assignment) for assignment in assignments]
         with self._lock:
             self._engines = engines
