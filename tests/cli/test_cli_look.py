@@ -151,7 +151,7 @@ def test_a_job_that_runs_longer_than_its_timeout_is_shown(
     client.enqueue(JobRequest(type="a", queue="other"))
     assert json.loads(run("stats", "--json").stdout)["overdue"] == {"default": 1}
     assert "overdue" in run("stats").stdout
-    assert "overdue by" in run("inspect", overdue).stdout
+    assert "overdue" in run("inspect", overdue).stdout
     monkeypatch.setattr("taskharbor.cli.queues.LARGEST_PAGE", 1)
     assert json.loads(run("stats", "--json").stdout)["overdue"] is None
     assert "overdue" not in run("stats").stdout

@@ -201,7 +201,8 @@ def _facts(job: JobRecord, now: Micros) -> Table:
         ("lease", None if job.lease is None else _lease(job, now)),
         ("progress", None if job.progress is None else str(msgspec.json.decode(job.progress))),
         ("priority", str(job.priority) if job.priority else None),
-        ("timeout", _timeout(job, now) if job.timeout_us else None),
+        ("timeout", out.duration_text(job.timeout_us) if job.timeout_us else None),
+        ("overdue", cell("yes: the worker's log has the stack", "red") if job.is_overdue(now) else None),
         ("key", job.key or None),
         ("idempotency", job.idempotency_key or None),
         ("headers", ", ".join(f"{name}={value}" for name, value in job.headers.items()) or None),
@@ -215,14 +216,6 @@ def _facts(job: JobRecord, now: Micros) -> Table:
 def _instant(when: Micros, now: Micros) -> Any:
     text = cell(to_datetime(when).astimezone().strftime("%Y-%m-%d %H:%M:%S"))
     text.append(f"  {out.relative_text(when, now)}", "bright_black")
-    return text
-
-
-def _timeout(job: JobRecord, now: Micros) -> Text:
-    text = cell(out.duration_text(job.timeout_us))
-    if job.is_overdue(now):
-        late = now - (job.reserved_at_us or now) - job.timeout_us
-        text.append(f"  overdue by {out.duration_text(late)}: the worker's log has the stack", "red")
     return text
 
 

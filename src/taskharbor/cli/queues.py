@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import msgspec
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-_RUNNING = frozenset({JobState.INFLIGHT})
 NO_QUEUES = "no queues yet: the first enqueue makes one"
 
 
@@ -141,6 +140,9 @@ def _kept(settings: QueueSettings) -> str:
 # -- stats -------------------------------------------------------------------------------------------------
 
 
+Look: TypeAlias = tuple[list[QueueStats], Counter[str] | None, Micros]
+
+
 class WatchedStats(StatsView, kw_only=True):
     """Figures of queues. `overdue`: the jobs that run longer than their timeouts, by queue; null where too many run to look."""
 
@@ -171,16 +173,18 @@ def stats(settings: Invocation, queue: str | None, watch: bool, interval: float,
                 raise
 
 
-def _looks(
-    client: Client, queue: str | None, interval: float, times: int | None
-) -> Iterator[tuple[list[QueueStats], dict[str, int] | None, Micros]]:
+def _looks(client: Client, queue: str | None, interval: float, times: int | None) -> Iterator[Look]:
     for number in itertools.count(1):
         taken, now = client.stats(queue), client.now()
         running = sum(one.counts[JobState.INFLIGHT] for one in taken)
         late: Counter[str] | None = None
         # A page at most: nothing but a listing knows, and a look must stay cheap in a busy store.
         if running <= LARGEST_PAGE:
-            jobs = Listing(client, JobFilter(queue=queue, states=_RUNNING), LARGEST_PAGE) if running else ()
+            jobs = (
+                Listing(client, JobFilter(queue=queue, states=frozenset({JobState.INFLIGHT})), LARGEST_PAGE)
+                if running
+                else ()
+            )
             late = Counter(job.queue for job in jobs if job.is_overdue(now))
         yield taken, late, now
         if number == times:
@@ -188,9 +192,7 @@ def _looks(
         time.sleep(interval)
 
 
-def _watch(
-    settings: Invocation, looks: Iterator[tuple[list[QueueStats], dict[str, int] | None, Micros]]
-) -> None:
+def _watch(settings: Invocation, looks: Iterator[Look]) -> None:
     from rich.console import Group
     from rich.live import Live
 

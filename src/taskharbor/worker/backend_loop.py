@@ -43,10 +43,8 @@ class Engine(BackendLoop):
         """True from the backend's first answer until a stop is asked for."""
         self._in_a_hurry = False
         self._start: asyncio.Timeout | None = None
-        self.stays = False
-        """True if threads still run jobs although the engine has ended."""
-        self.outlived = False
-        """True if calls of the driver still hang although the engine has ended."""
+        self.is_outlived = False
+        """True if threads still run jobs, or calls of the driver hang, although the engine has ended."""
         self._fetch = FetchLoop(assignment)
         self._heartbeat = HeartbeatLoop(assignment)
         assignment.heartbeat_over.set()
@@ -77,7 +75,7 @@ class Engine(BackendLoop):
                 self.is_serving = True
                 await self._work()
         finally:
-            if not self.stays:
+            if not self.is_outlived:
                 await self._end(asyncio.ensure_future(self._driver.close()))
 
     async def _reach(self) -> bool:
@@ -124,7 +122,7 @@ class Engine(BackendLoop):
     async def _end(self, *tasks: asyncio.Future[None]) -> None:
         """Wait for tasks that have nothing more to do. A driver may take long to see that its backend hangs: not so long."""
         _, pending = await asyncio.wait(tasks, timeout=_ABORT_SECONDS)
-        self.outlived = self.outlived or bool(pending)
+        self.is_outlived = self.is_outlived or bool(pending)
 
     def _note_end(self, loop: asyncio.Future[None]) -> None:
         if not loop.cancelled() and loop.exception() is not None:
@@ -173,15 +171,14 @@ class Engine(BackendLoop):
         if unwritten:
             log.warning("%d jobs ended but could not be written; they run again", unwritten)
         stuck = [hold for hold in self._holds if not hold.settling and not hold.lost]
-        on_threads = dict.fromkeys([hold for hold in stuck if hold.is_on_thread])
-        stuck = [hold for hold in stuck if hold not in on_threads]
+        self._holds.clear()
+        self._holds.update({hold: None for hold in stuck if hold.is_on_thread})
+        if self._holds:
+            log.warning(_KEPT, len(self._holds))
+            self.is_outlived = True
+        stuck = [hold for hold in stuck if hold not in self._holds]
         for hold in stuck:
             hold.lost = True
-        if on_threads:
-            log.warning(_KEPT, len(on_threads))
-            self.stays = True
-            self._holds.clear()
-            self._holds.update(on_threads)
         if not stuck:
             return
         log.warning("%d handlers did not stop in time; their jobs are given back", len(stuck))
@@ -197,32 +194,26 @@ class Engine(BackendLoop):
 
     async def stay(self, is_over: asyncio.Event) -> None:
         """Keep the leases of threads that still run. A job is given back when its thread ends, or when the process does."""
-        try:
-            while self._holds:
-                is_last = is_over.is_set()
-                # RuntimeError: the handlers' loop is closed, so there is nobody to hear of a lease that is lost.
-                with suppress(BackendUnavailable, OSError, RuntimeError):
-                    async with asyncio.timeout(self._config.heartbeat):
-                        await self._keep_or_release(is_last)
-                if is_last:
-                    break
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._config.heartbeat):
-                        await is_over.wait()
-        finally:
-            await self._driver.close()
-
-    async def _keep_or_release(self, is_over: bool) -> None:
-        now = self._clock.now()
-        for hold in self._holds:
-            # Past timeout and grace a lease is no longer kept, here as in a worker that runs.
-            hold.lost = hold.lost or hold.record.is_overdue(now - round(self._config.grace * SECOND))
-        ended = [hold for hold in self._holds if is_over or hold.lost or not hold.is_on_thread]
-        releases = [Release(hold.record.id, hold.token) for hold in ended if not hold.lost]
-        await self._driver.settle(releases, now=now)
-        for hold in ended:
-            del self._holds[hold]
-        await self._heartbeat.beat()
+        interval, grace = self._config.heartbeat, round(self._config.grace * SECOND)
+        while self._holds:
+            is_last, now = is_over.is_set(), self._clock.now()
+            for hold in self._holds:
+                # Past timeout and grace a lease is no longer kept, here as in a worker that runs.
+                hold.lost = hold.lost or hold.record.is_overdue(now - grace)
+            ended = [hold for hold in self._holds if is_last or hold.lost or not hold.is_on_thread]
+            # RuntimeError: the handlers' loop is closed, so there is nobody to hear of a lease that is lost.
+            with suppress(BackendUnavailable, OSError, RuntimeError):
+                async with asyncio.timeout(interval):
+                    releases = [Release(hold.record.id, hold.token) for hold in ended if not hold.lost]
+                    await self._driver.settle(releases, now=now)
+                    for hold in ended:
+                        del self._holds[hold]
+                    await self._heartbeat.beat()
+            if is_last:
+                break
+            with suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), interval)
+        await self._driver.close()
 
     # -- empty or not -----------------------------------------------------------------------------------------
 

@@ -176,6 +176,8 @@ class Assignment(msgspec.Struct, eq=False, kw_only=True):
     """Set when the engine has to look again at whether it is done."""
     heartbeat_over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     """Set while no heartbeat is under way: every hold then has the token that is valid now."""
+    on_heartbeat: Callable[[], object] = lambda: None
+    """Called before each heartbeat."""
     closing_at: float | None = None
     """The time of the loop at which nothing more is written."""
 

@@ -38,6 +38,7 @@ from taskharbor.middleware import Call, Job, Middleware, chain, entered, functio
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.backend_loop import Engine, stay
 from taskharbor.worker.fetch import Allowance, Assignment, OnStart, Outage, WorkerConfig
+from taskharbor.worker.heartbeat_process import HeartbeatProcess, Order
 from taskharbor.worker.logs import logged
 from taskharbor.worker.process_setup import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
@@ -91,6 +92,7 @@ class PlainOptions(TypedDict, total=False):
     concurrency: int
     lease: timedelta | float
     heartbeat: float | None
+    heartbeat_process: bool | str
     poll_interval: float
     prefetch: int
     batch: int | None
@@ -123,6 +125,8 @@ class Worker:
 
     Queues are served in turn. A mapping gives them weights: `queues={"urgent": 5, "mail": 1}`. With `order="strict"` a queue is
     served only if those before it are empty. `limits={"mail": 2}` bounds the jobs of a queue that run at once in this worker.
+    With `heartbeat_process` a process beside the worker extends leases while a handler holds the interpreter lock; it gets the
+    store's URL, which is the option's value if the worker is given a driver.
     `until_empty` stops the worker when nothing is left to do now, and `until_empty="retries"` when also no failed job waits for
     its retry.
     """
@@ -139,6 +143,7 @@ class Worker:
         concurrency: int = 20,
         lease: timedelta | float = 15.0,
         heartbeat: float | None = None,
+        heartbeat_process: bool | str = False,
         poll_interval: float = 1.0,
         prefetch: int = 4000,
         batch: int | None = None,
@@ -196,6 +201,12 @@ class Worker:
         for queue in self.config.queues:
             # Refused here, and not when the first claim is made.
             check(Reserve(queue, 1, self.config.lease_us, 0, self.config.name, list(types or ())))
+        url = driver if heartbeat_process is True else heartbeat_process or None
+        self._keeping = Order(url, self.name, self.config.lease_us, beat) if isinstance(url, str) else None
+        can_keep = self._keeping and self.driver.capabilities.multi_process and sys.platform == "linux"
+        if heartbeat_process and (not can_keep or str(url).startswith("http")):
+            wanted = "it works on Linux, with the URL of a store that processes share, and without a broker"
+            raise InvalidRequest(f"heartbeat_process: {wanted}")
         self._every_type = every_type
         self._lifespan = lifespan
         self._on_start = on_start
@@ -292,15 +303,17 @@ class Worker:
         ended: Future[None] = Future()
         ended.set_running_or_notify_cancel()
 
+        def stopped() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
         def backend() -> None:
             try:
-                asyncio.run(self._serve(assignments, lambda: ended.set_result(None)))
+                asyncio.run(self._serve(assignments, stopped))
             except BaseException as error:
                 if not ended.done():
                     ended.set_exception(error)
-            else:
-                if not ended.done():
-                    ended.set_result(None)
+            stopped()
 
         with self._assignments(has_own_thread=True) as assignments:
             threading.Thread(target=backend, name="taskharbor-backend", daemon=True).start()
@@ -330,9 +343,7 @@ class Worker:
     def _note_lost(self, count: int) -> None:
         if count > MOST_LOST:
             self._lost_threads = count
-            log.error(
-                "%d threads are lost: worker %s stops, for a new process to take its place", count, self.name
-            )
+            log.error("%d threads are lost: worker %s stops, for a new process", count, self.name)
             self.stop()
 
     @contextmanager
@@ -346,6 +357,7 @@ class Worker:
         handlers = list(self._handlers.values())
         size = self.config.concurrency + sum(handler.batch is not None for handler in handlers)
         threads = ThreadPool(size, grace=self.config.grace, on_lost=self._note_lost)
+        process = None if self._keeping is None else HeartbeatProcess(self._keeping)
         try:
             isolated = [handler for handler in handlers if handler.isolation == "process"]
             self._processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
@@ -375,11 +387,14 @@ class Worker:
                     siblings=assignments,
                     has_own_thread=has_own_thread,
                     on_start=self._on_start,
+                    on_heartbeat=process.tell if process else lambda: None,
                 )
                 assignments.append(assignment)
             yield assignments
         finally:
             threads.close()
+            if process is not None:
+                process.close()
             self._processes = None
             self._is_running = False
 
@@ -424,9 +439,9 @@ class Worker:
                 self._engines = []
                 self._stop_asked = 0
             log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
-        if any(engine.stays or engine.outlived for engine in engines):
+        if outlived := [engine for engine in engines if engine.is_outlived]:
             self.driver = self.driver.clone()  # For the next run: this one is still in use.
-            await stay([engine for engine in engines if engine.stays], stopped)
+            await stay(outlived, stopped)
 
     # -- signals --------------------------------------------------------------------------------------------
 
