@@ -32,8 +32,8 @@ _BUSY = 0.05
 _PAGE = 1000
 
 
-class Order(msgspec.Struct, frozen=True):
-    """The first line on stdin: what to keep."""
+class WatchedWorker(msgspec.Struct, frozen=True):
+    """The first line on stdin: whose leases to keep."""
 
     url: str
     worker: str
@@ -44,14 +44,14 @@ class Order(msgspec.Struct, frozen=True):
 class HeartbeatProcess:
     """The process, as its worker sees it."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, watched: WatchedWorker) -> None:
         command = [sys.executable, "-c", f"from {__name__} import main; main()"]
         # A group of its own: Ctrl-C in the terminal is for the worker.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
-        self.tell(msgspec.json.encode(order))
+        self.tell(msgspec.json.encode(watched))
 
     def tell(self, line: bytes = b"") -> None:
-        """Tell that the worker's heartbeats go on. The first line is the order."""
+        """Tell that the worker's heartbeats go on. The first line says what to keep."""
         assert self._process.stdin is not None
         with suppress(OSError):  # It has ended. The worker's own heartbeats are left.
             self._process.stdin.write(line + b"\n")
@@ -62,7 +62,7 @@ class HeartbeatProcess:
         self._process.communicate()
 
 
-async def keep(order: Order) -> None:
+async def keep(watched: WatchedWorker) -> None:
     """Extend the worker's leases when they need it, until it ends."""
     heard = time.monotonic()
 
@@ -73,24 +73,24 @@ async def keep(order: Order) -> None:
         os._exit(0)  # The worker has ended.
 
     threading.Thread(target=listen, daemon=True).start()
-    worker, driver = os.getppid(), connect(order.url)
+    worker, driver = os.getppid(), connect(watched.url)
     await Outage().ride_out(driver.open)
     clock = BackendClock(driver.time)
-    spent, pause = cpu_seconds(worker), order.heartbeat / 4
+    spent, pause = cpu_seconds(worker), watched.heartbeat / 4
     while os.getppid() == worker:
         await asyncio.sleep(pause)
         before, spent = spent, cpu_seconds(worker)
-        is_silent = time.monotonic() - heard > _SILENCE * order.heartbeat
+        is_silent = time.monotonic() - heard > _SILENCE * watched.heartbeat
         with suppress(TaskHarborError, OSError):
-            async with asyncio.timeout(order.heartbeat):
+            async with asyncio.timeout(watched.heartbeat):
                 await clock.refresh()
                 if is_silent and spent - before > _BUSY * pause:
-                    await extend_all(driver, clock, order)
+                    await extend_all(driver, clock, watched)
 
 
-async def extend_all(driver: Driver, clock: BackendClock, order: Order) -> None:
+async def extend_all(driver: Driver, clock: BackendClock, watched: WatchedWorker) -> None:
     """Extend every lease of the worker, except those of jobs past their timeouts."""
-    held, cursor = JobFilter(worker=order.worker, states=frozenset({JobState.INFLIGHT})), None
+    held, cursor = JobFilter(worker=watched.worker, states=frozenset({JobState.INFLIGHT})), None
     while True:
         now = clock.now()
         page = await driver.list_jobs(held, now=now, limit=_PAGE, cursor=cursor)
@@ -98,7 +98,7 @@ async def extend_all(driver: Driver, clock: BackendClock, order: Order) -> None:
             Extension(job.id, job.token) for job in page.jobs if job.token and not job.is_overdue(now)
         ]
         if extensions:
-            await driver.extend_lease(extensions, lease_for=order.lease_us, now=now)
+            await driver.extend_lease(extensions, lease_for=watched.lease_us, now=now)
         if (cursor := page.cursor) is None:
             return
 
@@ -112,4 +112,4 @@ def cpu_seconds(pid: int) -> float:
 
 def main() -> None:
     """Run this process."""
-    asyncio.run(keep(msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)))
+    asyncio.run(keep(msgspec.json.decode(sys.stdin.buffer.readline(), type=WatchedWorker)))

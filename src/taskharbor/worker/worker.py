@@ -38,7 +38,7 @@ from taskharbor.middleware import Call, Job, Middleware, chain, entered, functio
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.backend_loop import Engine, stay
 from taskharbor.worker.fetch import Allowance, Assignment, OnStart, Outage, WorkerConfig
-from taskharbor.worker.heartbeat_process import HeartbeatProcess, Order
+from taskharbor.worker.heartbeat_process import HeartbeatProcess, WatchedWorker
 from taskharbor.worker.logs import logged
 from taskharbor.worker.process_setup import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
@@ -202,7 +202,9 @@ class Worker:
             # Refused here, and not when the first claim is made.
             check(Reserve(queue, 1, self.config.lease_us, 0, self.config.name, list(types or ())))
         url = driver if heartbeat_process is True else heartbeat_process or None
-        self._keeping = Order(url, self.name, self.config.lease_us, beat) if isinstance(url, str) else None
+        self._keeping = (
+            WatchedWorker(url, self.name, self.config.lease_us, beat) if isinstance(url, str) else None
+        )
         can_keep = self._keeping and self.driver.capabilities.multi_process and sys.platform == "linux"
         if heartbeat_process and (not can_keep or str(url).startswith("http")):
             wanted = "it works on Linux, with the URL of a store that processes share, and without a broker"
