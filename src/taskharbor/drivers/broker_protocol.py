@@ -14,7 +14,7 @@ import msgspec
 from taskharbor.drivers.operations import OPERATIONS, Operation
 from taskharbor.errors import JobError
 
-VERSION = 2
+VERSION = 3
 """Raised when one side would misunderstand the other."""
 
 PATH = "/v1/driver/"
