@@ -1,6 +1,7 @@
 """Leases: kept while a handler works, whatever it does to its event loop; and what happens when one is lost."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from records import present
-from taskharbor import Job, JobState, LeaseMismatch, Outcome
+from taskharbor import InvalidRequest, Job, JobState, LeaseMismatch, Outcome, Worker
 from taskharbor.drivers.contract import Extension, Settlement
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
@@ -172,6 +173,81 @@ async def test_progress_is_sent_once_and_seen_by_others_while_the_job_runs() -> 
             may_end.set()
             assert (await here.ended(job_id)).progress is None
     assert [report for report in sent if report is not None] == [b'{"done":1}', b'{"done":2}']
+
+
+HOLDS = """
+import os, re, sys, time
+from contextlib import suppress
+from glob import glob
+from taskharbor import Worker
+from taskharbor.worker import backend_loop
+
+def helper_has_opened(store):
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        children = file.read().split()
+    for open_file in [file for pid in children for file in glob(f"/proc/{pid}/fd/*")]:
+        with suppress(OSError):
+            if os.readlink(open_file).endswith(store):
+                return True
+
+def spin(letters):
+    return re.match("(a+)+$", "a" * letters + "b")
+
+def holds(job):
+    while sys.argv[2] == "helped" and not helper_has_opened("jobs.db"):
+        time.sleep(0.01)
+    # Just after a heartbeat, so that the pause strikes in no transaction: that would lock the file for everybody.
+    job.progress("ready")
+    (hold,) = worker._engines[0].assignment.holds
+    while hold.reported is None:
+        time.sleep(0.001)
+    print("began", flush=True)
+    # One call of C code that keeps the interpreter for several leases, and that nothing can break into.
+    spin(letters)
+
+letters, began = 16, time.process_time()
+spin(letters)
+seconds = time.process_time() - began
+while seconds < float(sys.argv[3]):
+    letters, seconds = letters + 1, seconds * 2
+backend_loop.RECLAIM_EVERY = 3600.0
+worker = Worker(sys.argv[1], lease=1.0, heartbeat_process=sys.argv[2] == "helped", max_jobs=1)
+worker.register("work", holds)
+worker.run()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the heartbeat process reads /proc")
+@pytest.mark.parametrize("how", ["alone", "helped", "helped and stopped", "helped and late"])
+async def test_a_handler_that_holds_the_interpreter_lock(how: str, tmp_path: Path) -> None:
+    """Alone it loses its lease. A heartbeat process keeps it, but not for a worker that is frozen, nor past the job's timeout."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with stage(connect(url)) as here:
+        job_id = await here.enqueue(timeout=4 if how == "helped and late" else 0, max_attempts=1)
+
+        async def ended() -> bool:
+            await here.client.driver.reclaim(now=await here.client.now(), limit=1)
+            return (await here.state(job_id)).is_terminal
+
+        seconds = "8" if how == "helped and late" else "3"
+        command = [sys.executable, "-c", HOLDS, url, how.partition(" ")[0], seconds]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+            try:
+                assert await finish(asyncio.to_thread(present(holder.stdout).readline)) == "began\n"
+                if how == "helped and stopped":
+                    holder.send_signal(signal.SIGSTOP)
+                await eventually(ended)
+            finally:
+                holder.kill()
+        assert await here.outcomes(job_id) == [Outcome.DONE if how == "helped" else Outcome.EXPIRED]
+
+
+def test_a_heartbeat_process_needs_a_store_that_it_can_reach() -> None:
+    for url in ("memory://", "http://127.0.0.1:1"):
+        with pytest.raises(InvalidRequest, match="heartbeat_process"):
+            Worker(url, heartbeat_process=True)
+    with pytest.raises(InvalidRequest, match="heartbeat_process"):
+        Worker(connect("sqlite:///jobs.db"), heartbeat_process=True)
 
 
 # -- tokens that change ---------------------------------------------------------------------------------------------
