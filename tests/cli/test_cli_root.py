@@ -39,7 +39,7 @@ def test_help_does_not_import_rich() -> None:
 
 def test_options_stand_on_either_side_and_the_nearest_wins(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for args in (["--json", "--url", "memory://a", "stats"], ["stats", "--json", "--url", "memory://a"]):
-        assert json.loads(run(*args).stdout) == {"completedTotal": 0, "queues": []}
+        assert json.loads(run(*args).stdout)["queues"] == []
     monkeypatch.setenv("TASKHARBOR_URL", "nonsense://")
     monkeypatch.setenv("TASKHARBOR_STATS_URL", "nonsense://")
     run("--url", "memory://", "stats")
