@@ -91,9 +91,10 @@ def analyse(
             lake = Lake(folder / "lake")
             run_pipeline(session, lake, url, progress=lambda step, number, steps: say(f"pipeline: {step}"))
             say("auditing every lease")
-            audit = audit_lake(session, lake)
+            snapshot = lake.snapshot()
+            audit = audit_lake(session, snapshot)
             say("counting for the report")
-            data = collect(session, lake, audit=audit)
+            data = collect(session, snapshot, audit=audit)
         finally:
             if spark is None:
                 session.stop()
