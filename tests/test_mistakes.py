@@ -126,6 +126,20 @@ MISTAKES = [
     ("harbor.enqueue('send', to='ada')", "unknown option to for harbor.enqueue.*payload has the arguments"),
     ("harbor.client.enqueue(JobRequest(type='x', max_attempts=0))", "max_attempts 0: at least 1"),
     ("send.handle('nope').state()", "job nope: no job with this id"),
+    (
+        "harbor.client.list_jobs(JobFilter(states=['redy']))",
+        "states 'redy': choose scheduled, ready, .*or cancelled",
+    ),
+    (
+        "send.options(key='k', update=UpdateFlags(run_at='soon'))",
+        "job 'send': run_at 'soon': choose yes, no, later or earlier",
+    ),
+    ("send.handle('nope').result(timeout='5s')", "timeout '5s': give seconds or a timedelta"),
+    ("send.handle('nope').requeue(run_at='tomorrow')", "run_at 'tomorrow': give an aware datetime"),
+    (
+        "harbor.client.enqueue_many(700 * [JobRequest(type='x')] + [JobRequest(type='x', key='')])",
+        r"key '': expected .*\(in records\[700\]\)",
+    ),
     # apps
     ("Harbor('memory://', max_attempts=0)", r"Harbor\(\): max_attempts 0: at least 1"),
     ("Harbor('memory://', timeout=0)", r"Harbor\(\): timeout 0"),
@@ -142,6 +156,15 @@ MISTAKES = [
     ("Harbor(pathlib.Path('jobs.db'))", r"store PosixPath\('jobs.db'\): give a URL"),
     ("Harbor('jobs.db')", "'jobs.db' is not a driver URL: write it like sqlite:///jobs.db"),
     ("harbor.worker(queues='mail')", "queues 'mail': expected a list"),
+    ("harbor.worker(types=['sned'])", "the app declares no job 'sned': did you mean 'send'"),
+    ("harbor.worker(lease='15s')", "lease '15s': give seconds or a timedelta"),
+    ("harbor.worker(lease=None)", "lease None: give seconds or a timedelta"),
+    ("harbor.worker(heartbeat='5s')", "heartbeat '5s': give seconds or a timedelta"),
+    ("harbor.worker(grace='30s')", "grace '30s': give seconds or a timedelta"),
+    ("harbor.worker(grace=-1)", "grace -1.0: expected `float` >= 0"),
+    ("harbor.worker(until_empty='retry')", "until_empty 'retry': choose True, False or 'retries'"),
+    ("harbor.client.configure('q', create=True, keep_done=-1)", "keep_done -1: 0 or more"),
+    ("harbor.queue('mail', keep_dead=timedelta(days=-1))", "keep_dead .*days=-1.*: 0 or more"),
     ("Harbor('memory://').worker()", "declares no job.*import the modules"),
     # signals and policies
     ("Retry(30)", r"Retry\(30\): the reason is a text; for a time write Retry\(delay="),
@@ -183,6 +206,18 @@ def test_a_mistake_is_explained(code: str, words: str) -> None:
     assert harbor.client.stats() == []
     if words.startswith(("job '", r"Harbor\(", "Retry", "Snooze", "delay 1")):  # One type for a wrong value.
         assert said.type is InvalidRequest
+
+
+def test_a_duration_is_seconds_or_a_timedelta() -> None:
+    harbor, short = Harbor("memory://"), timedelta(seconds=2)
+    send = harbor.job(plain)
+    options: Any = dict.fromkeys(("lease", "heartbeat", "poll_interval", "grace", "max_seconds"), short)
+    config = harbor.worker(**{**options, "lease": 3 * short}).config
+    assert (config.lease_us, config.heartbeat, config.poll_interval) == (6_000_000, 2.0, 2.0)
+    assert (config.grace, config.max_seconds) == (2.0, 2.0)
+    for wait in (send.enqueue(1).wait, send.enqueue(1).result):
+        with pytest.raises(taskharbor.WaitTimeout, match=r"still ready after 0\.01 s"):
+            wait(timeout=timedelta(seconds=0.01))
 
 
 def test_what_looks_like_a_mistake_and_is_none() -> None:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
@@ -46,9 +46,9 @@ from taskharbor.errors import (
     ResultNotKept,
     WaitTimeout,
 )
-from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros, to_micros
+from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
 from taskharbor.queue_settings import QueueOptions, changing, check_known, declare
-from taskharbor.requests import Defaults, RecordBuilder
+from taskharbor.requests import Defaults, RecordBuilder, as_instant, as_seconds
 from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, SyncTransaction
 
 if TYPE_CHECKING:
@@ -116,34 +116,34 @@ class JobHandle(Generic[R]):
         """The async form of `attempts`."""
         return await self._clients.async_client().job_attempts(self.id)
 
-    def wait(self, timeout: float | None = None) -> JobRecord:
+    def wait(self, timeout: timedelta | float | None = None) -> JobRecord:
         """Wait until the job has ended, and return it.
 
         Raises:
-            WaitTimeout: The job has not ended after `timeout` seconds.
+            WaitTimeout: The job has not ended after `timeout`, seconds or a timedelta.
             RuntimeError: An event loop runs in this thread, and the call would stop it. Await `wait_async`.
         """
         refuse_in_loop("handle.wait()", "await handle.wait_async()")
         return self._clients.client.wait_for(self.id, timeout=timeout)
 
-    async def wait_async(self, timeout: float | None = None) -> JobRecord:
+    async def wait_async(self, timeout: timedelta | float | None = None) -> JobRecord:
         """The async form of `wait`."""
         return await self._clients.async_client().wait_for(self.id, timeout=timeout)
 
-    def result(self, timeout: float | None = None) -> R:
+    def result(self, timeout: timedelta | float | None = None) -> R:
         """Wait until the job has ended, and return the handler's result.
 
         Raises:
             JobFailed: The job is dead or cancelled.
             CodecError: The result does not fit the annotation of the function.
             ResultNotKept: The job is done, and its result was too large or could not be encoded.
-            WaitTimeout: The job has not ended after `timeout` seconds.
+            WaitTimeout: The job has not ended after `timeout`, seconds or a timedelta.
             RuntimeError: An event loop runs in this thread, and the call would stop it. Await `result_async`.
         """
         refuse_in_loop("handle.result()", "await handle.result_async()")
         return self._decode(self._clients.client.wait_for(self.id, timeout=timeout))
 
-    async def result_async(self, timeout: float | None = None) -> R:
+    async def result_async(self, timeout: timedelta | float | None = None) -> R:
         """The async form of `result`."""
         return self._decode(await self.wait_async(timeout))
 
@@ -443,21 +443,22 @@ class AsyncClient:
             record = await self.get(record.merged_into)
         return record
 
-    async def wait_for(self, job_id: str, *, timeout: float | None = None) -> JobRecord:
+    async def wait_for(self, job_id: str, *, timeout: timedelta | float | None = None) -> JobRecord:
         """Wait until the job has ended, and return it, or the job that it was merged into.
 
         Raises:
             JobNotFound: No job has this id, or retention has removed it.
-            WaitTimeout: The job has not ended after `timeout` seconds.
+            WaitTimeout: The job has not ended after `timeout`, seconds or a timedelta.
         """
         loop = asyncio.get_running_loop()
-        give_up = None if timeout is None else loop.time() + timeout
+        seconds = None if timeout is None else as_seconds("timeout", timeout)
+        give_up = None if seconds is None else loop.time() + seconds
         pause = _POLL_FIRST
         while not (record := await self.resolve(job_id)).state.is_terminal:
             if give_up is not None:
                 left = give_up - loop.time()
                 if left <= 0:
-                    raise WaitTimeout(f"job {job_id} is still {record.state} after {timeout} s")
+                    raise WaitTimeout(f"job {job_id} is still {record.state} after {seconds:g} s")
                 pause = min(pause, left)
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _POLL_LAST)
@@ -525,8 +526,8 @@ class AsyncClient:
         self, job_ids: Sequence[str], *, run_at: datetime | None = None, keep_counts: bool = False
     ) -> list[JobState | JobError]:
         """Requeue dead jobs. Returns the state or the error of each, in order."""
-        at, now = None if run_at is None else to_micros(run_at), await self.now()
-        return await self.driver.requeue(job_ids, now=now, run_at_us=at, keep_counts=keep_counts)
+        at = None if run_at is None else as_instant("run_at", run_at)
+        return await self.driver.requeue(job_ids, now=await self.now(), run_at_us=at, keep_counts=keep_counts)
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
         """Remove ended jobs.
@@ -727,12 +728,12 @@ class Client:
         (accepted,) = self.enqueue_batch([request])
         return JobHandle(self, accepted.id, accepted.existed)
 
-    def wait_for(self, job_id: str, *, timeout: float | None = None) -> JobRecord:
+    def wait_for(self, job_id: str, *, timeout: timedelta | float | None = None) -> JobRecord:
         """Wait until the job has ended, and return it, or the job that it was merged into.
 
         Raises:
             JobNotFound: No job has this id, or retention has removed it.
-            WaitTimeout: The job has not ended after `timeout` seconds.
+            WaitTimeout: The job has not ended after `timeout`, seconds or a timedelta.
             RuntimeError: An event loop runs in this thread, and the call would stop it.
         """
         refuse_in_loop("client.wait_for()", "await AsyncClient.wait_for()")

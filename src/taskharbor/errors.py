@@ -8,8 +8,9 @@ with which value, and what to do.
 from __future__ import annotations
 
 import re
+from enum import Enum
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 if TYPE_CHECKING:
     from taskharbor.jobs import Failure, JobRecord
@@ -163,13 +164,23 @@ def field_error(made: Any, message: str) -> InvalidRequest:
     """Make the error for a struct that msgspec refused with this message. It names the field, its value and what is allowed."""
     allowed, _, path = message.partition(" - at `$")
     steps = _STEP.findall(path.partition("[...]")[0])
-    value, field = made, ""
+    value, field, kinds = made, "", dict[str, Any]()
     for attribute, place in steps:
+        kinds = get_type_hints(type(value)) if attribute else kinds
         value = getattr(value, attribute) if attribute else list(value)[int(place)]
         field = attribute or field
     inside = path.partition("[...]")[0].rstrip("`").removeprefix(".").rpartition(".")[0]
     where = f" (in {inside})" if inside else ""
+    if (choices := _choices(kinds.get(field))) and isinstance(value, str):
+        allowed = f"choose {', '.join(choices[:-1])} or {choices[-1]}"
     return InvalidRequest(f"{field} {shown(field, value)}: {allowed[:1].lower()}{allowed[1:]}{where}")
+
+
+def _choices(kind: Any) -> list[str]:
+    """Return the texts that an enum or a literal in this type allows."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [str(member) for member in kind]
+    return [text for one in get_args(kind) for text in ([one] if isinstance(one, str) else _choices(one))]
 
 
 def shown(field: str, value: Any) -> str:

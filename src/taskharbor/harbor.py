@@ -14,6 +14,7 @@ The app only combines `Client`, `Worker` and a driver. These know nothing of it.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import functools
 import inspect
 import logging
@@ -639,6 +640,13 @@ class Harbor:
             raise error if len(asked) == 1 else wrong_row(len(checked), error) from None
         return checked
 
+    def require(self, type: str) -> None:
+        """Raise InvalidRequest if the app declares no job of this type. The message names one that is spelled like it."""
+        if type not in self.jobs:
+            near = difflib.get_close_matches(str(type), self.jobs, n=1, cutoff=0.5)
+            what = f"did you mean {near[0]!r}?" if near else f"it declares {', '.join(self.jobs) or 'none'}"
+            raise InvalidRequest(f"the app declares no job {type!r}: {what}")
+
     def handle(self, job_id: str) -> JobHandle[Any]:
         """Return a handle on a job by its id."""
         return JobHandle(self, job_id)
@@ -659,6 +667,8 @@ class Harbor:
                 "this app declares no job, so a worker has nothing to run: import the modules that declare its jobs, as in "
                 'Harbor(imports=["shop.mail"])'
             )
+        for type in listed("types", options.get("types") or ()):
+            self.require(type)
         if self.failure_handlers:
             options["queues"] = served_queues(self, options.get("queues", self.queues))
             if types := options.get("types"):
@@ -679,7 +689,8 @@ class Harbor:
         for handler in self.handlers.values():
             worker.add_handler(handler)
         known = {*self.queues, *(one.get("failure_queue") for one in self.declared_queues.values())}
-        if unknown := ", ".join(queue for queue in worker.config.queues if queue not in known):
+        wanted = [*worker.config.queues, *(one.queue for one in self.failure_handlers if one.queue)]
+        if unknown := ", ".join(queue for queue in wanted if queue not in known):
             # A warning: a call's own options may name any queue.
             log.warning("no job of the app is in queue %s; the app has %s", unknown, ", ".join(self.queues))
         return worker

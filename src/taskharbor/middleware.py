@@ -151,11 +151,16 @@ class Job(Stoppable):
         return self.record.timeout
 
     @property
+    def started_at(self) -> datetime:
+        """The instant at which this execution began, by the clock of the store."""
+        return to_datetime(self.started_at_us)
+
+    @property
     def deadline(self) -> datetime | None:
         """The instant at which the timeout ends the execution, or None."""
         if not self.record.timeout_us:
             return None
-        return to_datetime(self.started_at_us + self.record.timeout_us)
+        return self.started_at + timedelta(microseconds=self.record.timeout_us)
 
     @property
     def state(self) -> Any:

@@ -12,7 +12,7 @@ import msgspec
 from taskharbor.drivers.contract import Driver, QueueSettings
 from taskharbor.drivers.operations import Configure
 from taskharbor.drivers.validation import check
-from taskharbor.errors import QueueNotFound
+from taskharbor.errors import InvalidRequest, QueueNotFound
 from taskharbor.jobs import Micros
 from taskharbor.requests import as_duration
 
@@ -38,7 +38,9 @@ def changing(queue: str, options: Mapping[str, Any], now: Micros = 0) -> Configu
     given: dict[str, Any] = {}
     for name, value in options.items():
         if name.startswith("keep_"):
-            given[f"{name}_us"] = None if value is None else as_duration(name, value)
+            given[f"{name}_us"] = us = None if value is None else as_duration(name, value)
+            if us is not None and us < 0:
+                raise InvalidRequest(f"{name} {value!r}: 0 or more; None keeps for ever")
         else:
             given[name] = value
     return check(Configure(queue, QueueSettings(**given), now, list(given)))  # type: ignore[arg-type]

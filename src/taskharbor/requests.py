@@ -258,6 +258,11 @@ def as_duration(what: str, value: Any) -> Micros:
     return round(value * SECOND)
 
 
+def as_seconds(what: str, value: Any) -> float:
+    """Return seconds or a timedelta in seconds. Raises InvalidRequest for anything else."""
+    return as_duration(what, value) / SECOND
+
+
 def as_instant(what: str, value: Any) -> Micros:
     """Return an aware datetime in microseconds since the epoch. Raises InvalidRequest for anything else."""
     if not isinstance(value, datetime):

@@ -26,6 +26,8 @@ class OriginalClient:
     def claim(self, worker: str, *types: str) -> tuple[str, str, Any] | None:
         asked = {"workerId": worker} | ({"types": types} if types else {})
         job = self._client.ok("POST", "/v1/jobs/claim", asked)
+        if job["jobId"]:
+            self.attempts = job["attempts"]
         return (job["jobId"], job["type"], job["payload"]) if job["jobId"] else None
 
     def heartbeat(self, job_id: str, worker: str) -> int:
@@ -63,6 +65,7 @@ def test_a_client_of_the_original_protocol_works_unchanged(
     assert queue.claim("w1", "image:resize", "other") == (resize, "image:resize", [1, 2])
     assert queue.claim("w1", "email:send") == (first, "email:send", mail)
     assert queue.claim("w2") == (second, "email:send", None)
+    assert queue.attempts == 1
     assert queue.claim("w2") is None
     assert queue.stats() == (3, 0, 3, 0)
 
@@ -77,6 +80,7 @@ def test_a_client_of_the_original_protocol_works_unchanged(
     assert queue.claim("w3") == (first, "email:send", mail)
     assert queue.complete(first, "w1") == 409
     assert queue.claim("w3") == (second, "email:send", None)
+    assert queue.attempts == 2
     assert queue.complete(second, "w3") == 200
     assert queue.stats() == (1, 0, 1, 2)
 

@@ -49,15 +49,18 @@ def test_requeue_at_a_time_with_the_counts_or_only_as_a_try(
     assert "4 would be requeued" in run("dlq", "requeue", "--all", "--dry-run").stdout
     tried = run("dlq", "requeue", dead[0], "nobody", "--dry-run", "--json").stdout
     assert (json.loads(tried), states(client, dead)) == ({"dead": [dead[0]]}, [JobState.DEAD] * 4)
-    assert "scheduled" in run("dlq", "requeue", dead[0], "--at", "2100-01-01T00:00Z", "--keep-counts").stdout
-    run("dlq", "requeue", "--all", "--in", "2h")
+    assert (
+        "scheduled" in run("dlq", "requeue", dead[0], "--run-at", "2100-01-01T00:00Z", "--keep-counts").stdout
+    )
+    run("dlq", "requeue", "--all", "--delay", "2h")
     records = [client.get(job_id) for job_id in dead]
     assert [job.state for job in records] == [JobState.SCHEDULED] * 4
     assert [job.attempts for job in records] == [1, 0, 0, 0]
     assert to_datetime(records[0].run_at_us).year == 2100
     assert 7190 < (records[1].run_at_us - client.now()) / SECOND <= 7200
     assert (
-        "either --at or --in" in run("dlq", "requeue", "x", "--at", "2100-01-01", "--in", "1", code=2).stderr
+        "either --delay or --run-at"
+        in run("dlq", "requeue", "x", "--run-at", "2100-01-01", "--delay", "1", code=2).stderr
     )
 
 

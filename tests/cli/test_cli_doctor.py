@@ -42,6 +42,8 @@ def test_doctor_says_what_fails_and_exits_with_1(run: Run, tmp_path: Path) -> No
     assert verdicts(run("doctor", "--json", "--url", "what://", code=1).stdout)["driver"] == "fail"
     missing = f"sqlite:///{tmp_path}/no/such.db"
     assert f"mkdir -p {tmp_path}/no" in run("doctor", "--url", missing, code=1).stdout
+    checks = json.loads(run("doctor", "--json", "--url", f"sqlite:///{tmp_path}", code=1).stdout)["checks"]
+    assert (checks[-1]["name"], checks[-1]["found"]) == ("file", f"{tmp_path} is a folder")
     (tmp_path / "text.db").write_text("this is no database at all, only text" * 100)
     assert "not an SQLite database" in run("doctor", "--url", "sqlite:///text.db", code=1).stdout
 

@@ -166,8 +166,8 @@ def test_a_bad_line_is_named(run: Run, client: Client, bad: str, complaint: str)
     text = '{"type": "a"}\n\n' * 5 + bad + "\n" + '{"type": "a"}\n' * 5
     error = json.loads(run("enqueue", "--from", "-", "--chunk", "3", "--json", input=text, code=2).stderr)
     assert (error["line"], error["accepted"]) == (11, 5)
-    assert [part for part in ("line 11", complaint) if part not in error["error"]] == []
-    assert "tail -n +11" in error["hint"]
+    assert [part for part in ("line 11", complaint) if part not in error["error"]["detail"]] == []
+    assert "tail -n +11" in error["error"]["hint"]
     assert len(client.list_jobs(JobFilter(types=frozenset({"a"}))).jobs) == 5
 
 
@@ -199,7 +199,7 @@ def test_a_bad_line_with_once_changes_nothing(run: Run, client: Client, bad: str
     good = '{"type": "t"}\n'
     text = good * 3 + bad + "\n" + good
     error = json.loads(run("enqueue", "--from", "-", "--once", "x", "--json", input=text, code=2).stderr)
-    assert [part for part in ("line 4", "nothing was enqueued") if part not in error["error"]] == []
+    assert [part for part in ("line 4", "nothing was enqueued") if part not in error["error"]["detail"]] == []
     assert client.list_jobs(JobFilter()).jobs == []
     assert portal().call(client.driver.list_blobs("staging")) == []
     summary = json.loads(run("enqueue", "--from", "-", "--once", "x", "--json", input=good * 4).stdout)
@@ -222,8 +222,8 @@ def test_a_lost_store_is_told(run: Run, monkeypatch: pytest.MonkeyPatch, once: l
     monkeypatch.setattr(stage, "BLOB_JOBS", 3)
     args = ["enqueue", "--from", "-", "--chunk", "3", *once, "--json"]
     error = json.loads(run(*args, input='{"type": "a"}\n' * 20, code=3).stderr)
-    assert "the store is gone" in error["error"]
+    assert "the store is gone" in error["error"]["detail"]
     if once:
-        assert "same command again" in error["hint"]
+        assert "same command again" in error["error"]["hint"]
     else:
         assert (error["accepted"], error["line"]) == (6, 7)

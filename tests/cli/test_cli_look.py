@@ -174,8 +174,12 @@ def test_cancel_by_key_or_only_what_waits(run: Run, client: Client) -> None:
     assert "left alone" in run("cancel", running, "--only-waiting").stdout
     assert "1 cancelled" in run(*by_key, "k", "--only-waiting").stdout
     assert (client.get(blocked).state, client.get(running).cancel_requested) == (JobState.CANCELLED, False)
-    assert lines(run(*by_key, "k", "--key", "l", "--json")) == [{"cancelled": {"k": 1, "l": 0}}]
+    told = run(*by_key, "k", "--key", "l", "--json", code=1)
+    assert lines(told) == [{"cancelled": {"k": 1, "l": 0}}]
+    detail = "no job with the key 'l' waits or runs in queue 'default'"
+    assert json.loads(told.stderr) == {"error": {"code": "job_not_found", "detail": detail}}
     assert client.get(running).cancel_requested
+    run(*by_key, "k")
     for wrong in (["cancel"], ["cancel", "x", "--key", "k"], ["cancel", "--key", "k"]):
         assert "either ids, or --key with --queue" in run(*wrong, code=2).stderr
 

@@ -69,33 +69,33 @@ def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, ur
 @pytest.mark.parametrize(
     ("args", "code", "kind", "said"),
     [
-        (["inspect", "nobody"], 1, "JobNotFound", "no job with this id"),
-        (["pipeline", "run", "--url", "sqlite:///missing.db"], 1, "NoStore", "missing.db"),
-        (["enqueue", "greet", "not json"], 2, "BadInput", "not JSON"),
+        (["inspect", "nobody"], 1, "job_not_found", "no job with this id"),
+        (["pipeline", "run", "--url", "sqlite:///missing.db"], 1, "no_store", "missing.db"),
+        (["enqueue", "greet", "not json"], 2, "bad_input", "not JSON"),
         *(
-            (["dlq", "requeue", *args], 2, "BadInput", "either ids, or a selection")
+            (["dlq", "requeue", *args], 2, "bad_input", "either ids, or a selection")
             for args in ([], ["id", "--all"])
         ),
-        (["queues", "set", "a"], 2, "BadInput", "nothing to change"),
-        *((["pipeline", name, "--lake", "x"], 2, "NoLake", "no lake in /") for name in LAKE_COMMANDS),
+        (["queues", "set", "a"], 2, "bad_input", "nothing to change"),
+        *((["pipeline", name, "--lake", "x"], 2, "no_lake", "no lake in /") for name in LAKE_COMMANDS),
         (
             ["queues", "set", "a", "--create", "--failure-queue", "a"],
             2,
-            "InvalidRequest",
+            "invalid_request",
             "own failure queue",
         ),
-        (["stats", "--url", "what"], 2, "InvalidRequest", "what"),
-        (["stats", "--url", "what://"], 2, "UnknownDriver", "what://"),
-        (["stats", "--nonsense"], 2, "UsageError", "--nonsense"),
-        (["queues", "set", "a", "--max-inflight", "0"], 2, "UsageError", "pause it"),
-        (["queues", "pause"], 2, "UsageError", "QUEUE"),
+        (["stats", "--url", "what"], 2, "invalid_request", "what"),
+        (["stats", "--url", "what://"], 2, "unknown_driver", "what://"),
+        (["stats", "--nonsense"], 2, "usage_error", "--nonsense"),
+        (["queues", "set", "a", "--max-inflight", "0"], 2, "usage_error", "pause it"),
+        (["queues", "pause"], 2, "usage_error", "QUEUE"),
         *(
-            (["lake", *words, "--lake", "x"], 2, "NoLake", "no lake in /")
+            (["lake", *words, "--lake", "x"], 2, "no_lake", "no lake in /")
             for words in (["tables"], ["sql", "SELECT 1"])
         ),
-        (["lake", "sql", "SELECT 1", "-f", "parquet"], 2, "UsageError", "--output FILE"),
-        (["demo", "--url", "memory://"], 2, "BadInput", "leave out --url"),
-        (["enqueue", "greet", "--url", "sqlite:////nowhere/at/all.db"], 3, "BackendUnavailable", "/nowhere"),
+        (["lake", "sql", "SELECT 1", "-f", "parquet"], 2, "usage_error", "--output FILE"),
+        (["demo", "--url", "memory://"], 2, "bad_input", "leave out --url"),
+        (["enqueue", "greet", "--url", "sqlite:////nowhere/at/all.db"], 3, "backend_unavailable", "/nowhere"),
     ],
 )
 @pytest.mark.usefixtures("url")
@@ -106,8 +106,8 @@ def test_errors_in_json(run: Run, tmp_path: Path, args: list[str], code: int, ki
     assert [
         note for note in notes if "TASKHARBOR_URL=memory://cli-test is not used" not in note["note"]
     ] == []
-    assert (error["kind"], result.stdout) == (kind, "")
-    assert said in error["error"]
+    assert (error["error"]["code"], result.stdout) == (kind, "")
+    assert said in error["error"]["detail"]
     assert list(tmp_path.iterdir()) == []
 
 

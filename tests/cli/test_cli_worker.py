@@ -140,6 +140,7 @@ def test_an_app_without_jobs_refuses_to_start(run: Run, make_app: MakeApp, more:
         ("from taskharbor import Harbor\na, b = Harbor(), Harbor()", "{app}", "{app}:a or {app}:b"),
         ("import taskharbor\n1 / 0", "{app}", "ZeroDivisionError: division by zero"),
         ("import taskharbor\n1 / 0", "{app}", "{app}.py, line 2"),
+        ("from taskharbor import Harbor\n\nHarbor('what')", "{app}", "/{app}.py, line 3)"),
         ("def f(:", "{app}", "SyntaxError"),
         ("import a_package_nobody_has", "{app}", "importing {app} failed: ModuleNotFoundError"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,9 +17,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+import taskharbor.batch_jobs as batch_jobs
 import taskharbor.signals as signals
 from needing import Entered
-from taskharbor import FixedDelays, Harbor, InvalidRequest, Job, JobState, Outcome, Worker
+from taskharbor import FixedDelays, Harbor, InvalidRequest, Job, JobState, MissingExtra, Outcome, Worker
 from taskharbor.batch_jobs import current_batch
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.memory import MemoryDriver
@@ -343,6 +345,26 @@ async def test_a_cancelled_row_never_runs_or_is_not_retried(harbor: Harbor, here
         assert (await here.ended(runs.id)).state is JobState.CANCELLED
     assert await here.outcomes(runs.id) == [Outcome.CANCELLED]
     assert gate.calls == 1
+
+
+def test_without_arrow_jobs_can_be_enqueued_and_a_worker_of_them_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "taskharbor.batch_jobs.columns", raising=False)
+    monkeypatch.delattr(batch_jobs, "columns", raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    harbor = Harbor("memory://")
+
+    @harbor.batch_job
+    def count(table: pa.Table) -> None: ...
+
+    @harbor.job
+    def other() -> None: ...
+
+    count.enqueue(n=1)
+    with pytest.raises(MissingExtra, match=r"pip install 'taskharbor\[spark\]'"):
+        harbor.worker()
+    harbor.worker(types=["other"], until_empty=True).run()
 
 
 def test_a_batch_job_is_checked_when_it_is_declared_and_when_it_is_enqueued() -> None:

@@ -170,6 +170,17 @@ async def _ship() -> None: ...
 def _ignore(failed: FailedJob) -> None: ...
 
 
+def test_a_failure_handler_of_an_unknown_queue_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    harbor = Harbor("memory://")
+    harbor.job(queue="mail")(_ship)
+    harbor.on_failure(queue="mail")(_ignore)
+    harbor.worker()
+    assert caplog.text == ""
+    harbor.on_failure(queue="mial", type="typo")(_ignore)
+    harbor.worker()
+    assert "no job of the app is in queue mial; the app has default, mail" in caplog.text
+
+
 def test_a_failure_handler_that_cannot_work_is_refused() -> None:
     harbor = Harbor("memory://")
     wrong: Any = harbor.on_failure

@@ -40,6 +40,8 @@ async def test_a_worker_runs_once_at_a_time_and_drains_without_serving(here: Sta
         await gate.began()
         with pytest.raises(RuntimeError, match="running already"):
             await worker.run_async()
+        with pytest.raises(InvalidRequest, match="is running: register 'late' before it starts"):
+            worker.register("late", nothing)
         assert worker.snapshot()["serving"]
         worker.stop()
         await eventually(lambda: not worker.snapshot()["serving"])

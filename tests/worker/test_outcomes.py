@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import taskharbor.signals as signals
 from records import present
 from taskharbor import FixedDelays, Harbor, InvalidRequest, Job, JobRequest, JobState, Outcome, current_job
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.jobs import MAX_RESULT_BYTES, SECOND, to_micros
+from taskharbor.jobs import MAX_RESULT_BYTES, to_datetime
 from worker.stage import PATIENCE, Gate, Stage, eventually, never, running
 
 
@@ -173,7 +174,8 @@ async def test_what_a_job_says_of_itself(here: Stage) -> None:
     async def handler(job: Job) -> None:
         assert (job.headers, job.key, job.payload) == ({"trace": "abc"}, "k", b"[1]")
         assert (job.fence, job.attempt, job.max_attempts, job.should_stop) == (1, 1, 7, False)
-        assert to_micros(present(job.deadline)) - job.started_at_us == 20 * SECOND
+        assert present(job.deadline) - job.started_at == timedelta(seconds=20)
+        assert job.started_at == to_datetime(job.started_at_us)
 
     job_id = await here.enqueue(payload=[1], headers={"trace": "abc"}, key="k", timeout=20, max_attempts=7)
     await here.drain(handler)

@@ -194,6 +194,7 @@ async def test_large_jobs_are_not_hoarded_and_may_not_exceed_the_worker(here: St
         gate.go_on.set()
     harbor = Harbor("memory://")
     harbor.job(size=4)(_render)
+    harbor.job(type="other")(_render)
     assert harbor.worker(concurrency=4).handlers["_render"].size == 4
     assert harbor.worker(concurrency=3, types=["other"]).handlers
     with pytest.raises(InvalidRequest, match="'_render' has the size 4, and this worker has 3 places"):

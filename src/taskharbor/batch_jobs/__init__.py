@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, get_args
 
 import msgspec
@@ -35,6 +36,15 @@ JobColumn: TypeAlias = Literal[
     "job_id", "queue", "key", "attempt", "max_attempts", "fence", "created_at", "run_at"
 ]
 JOB_COLUMNS: tuple[str, ...] = get_args(JobColumn)
+
+
+def require_arrow() -> ModuleType:
+    """Return the module that makes columns. Raises MissingExtra without pyarrow."""
+    try:
+        from taskharbor.batch_jobs import columns
+    except ImportError as missing:
+        raise MissingExtra("batch jobs need pyarrow: pip install 'taskharbor[spark]'") from missing
+    return columns
 
 
 class BatchCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +126,7 @@ class Rows:
                 rejected.append((index, misfit))
             else:
                 kept.append(index)
-        try:
-            from taskharbor.batch_jobs import columns as arrow
-        except ImportError as missing:
-            raise MissingExtra("batch jobs need pyarrow: pip install 'taskharbor[spark]'") from missing
+        arrow = require_arrow()
         while True:
             columns, misfits = arrow.columns_of_rows(values, self._fields(values))
             if not misfits:

@@ -232,7 +232,7 @@ class ClaimedJobs(msgspec.Struct):
 
 
 class OriginalJob(ClaimedJob, kw_only=True):
-    """The job of a claim in the original protocol."""
+    """The job of a claim in the original protocol. Its `attempts` counts the executions, this one too."""
 
     job_id: str = msgspec.field(name="jobId")
 
@@ -271,7 +271,9 @@ def original_claim(records: Sequence[JobRecord]) -> OriginalJob | NoOriginalJob:
     """Make the answer of a claim in the original protocol."""
     if not records:
         return NoOriginalJob()
-    return _job_view(OriginalJob, records[0], True, token=records[0].token, job_id=records[0].id)
+    job = records[0]
+    executions = job.attempts + job.stalls + 1
+    return _job_view(OriginalJob, job, True, token=job.token, job_id=job.id, attempts=executions)
 
 
 def _job_view(model: type[J], record: JobRecord, has_contents: bool, **more: Any) -> J:
@@ -435,9 +437,13 @@ class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 # -- answers of a batch -------------------------------------------------------------------------------------
 
-JOB_ERROR_CODES = {
-    kind: re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() for kind in JobError.__subclasses__()
-}
+
+def error_code(kind: type[BaseException]) -> str:
+    """The code of a type of errors."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+JOB_ERROR_CODES = {kind: error_code(kind) for kind in JobError.__subclasses__()}
 """`JobNotFound` is `job_not_found`, and so on: names of the contract's errors do not change."""
 
 

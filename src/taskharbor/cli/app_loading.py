@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import re
@@ -13,10 +12,10 @@ from pathlib import Path
 from types import ModuleType
 
 from taskharbor.cli.errors import BadInput
-from taskharbor.errors import InvalidRequest
 from taskharbor.harbor import Harbor
 
 USUAL_NAMES = ("harbor", "app")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _DECLARATION = re.compile(r"^(\w+)\s*(?::[^=]+)?=\s*(?:\w+\.)?Harbor\(", re.MULTILINE)
 
 
@@ -58,14 +57,6 @@ def load_app(reference: str, *modules: str) -> Harbor:
     raise BadInput(f"{name}:{attribute} is a {type(found).__name__}, not a Harbor", hint=hint)
 
 
-def require_job(app: Harbor, type: str) -> None:
-    """Refuse a type that the app does not declare."""
-    if type not in app.jobs:
-        near = difflib.get_close_matches(type, app.jobs, n=1, cutoff=0.5)
-        what = f"did you mean {near[0]!r}?" if near else f"it declares {', '.join(app.jobs) or 'none'}"
-        raise InvalidRequest(f"the app declares no job {type!r}: {what}")
-
-
 def put_current_folder_first() -> None:
     """Put the current folder first. `python -m` does so by itself, the console script does not."""
     here = os.getcwd()
@@ -90,7 +81,9 @@ def _broken(name: str, error: Exception) -> BadInput:
         said, hint, where = error.msg, "", f" ({error.filename}, line {error.lineno})"
     else:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+        own = [
+            frame for frame in frames if "importlib" not in frame.filename and _PACKAGE not in frame.filename
+        ]
         where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         said, hint = str(error), "--debug shows the traceback"
     return BadInput(f"importing {name} failed: {type(error).__name__}: {said}{where}", hint=hint)

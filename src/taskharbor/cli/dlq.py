@@ -11,7 +11,7 @@ import click
 
 from taskharbor.broker.models import CancelledKeys, ChangedJob, RemovedJobs, batch_item
 from taskharbor.cli import options as opt
-from taskharbor.cli.errors import FAILED, BadInput, say_error
+from taskharbor.cli.errors import FAILED, BadInput, CommandFailed, say_error
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, select, types_option
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, answer, cell, duration_text, emit, relative_text
@@ -43,6 +43,10 @@ def cancel(
             counts = dict(zip(keys, client.cancel_keys(queue, keys, only_waiting=only_waiting), strict=True))
             how = "cancelled" if only_waiting else "cancelled or asked to stop"
             answer(settings, CancelledKeys(counts), f"{sum(counts.values())} {how}")
+            if missed := ", ".join(repr(key) for key, count in counts.items() if not count):
+                what = "waits" if only_waiting else "waits or runs"
+                said = f"no job with the key {missed} {what} in queue {queue!r}"
+                raise CommandFailed(said, kind="job_not_found")
             return 0
         answers = client.cancel_many(ids, only_waiting=only_waiting)
     running = "is running: left alone" if only_waiting else "is running: asked to stop"
@@ -92,8 +96,8 @@ def list_dead(settings: Invocation, /, limit: int, cursor: str | None, **selecte
 @flag("--all everything", "Every dead job.")
 @opt.queue_option
 @types_option
-@option("--at", opt.instant, "Run them at this time (ISO 8601; local without a zone).", metavar="TIME")
-@option("--in delay", opt.duration, "Run them after this: 90, 10m, 2h.")
+@option("--run-at", opt.instant, "Run them at this time (ISO 8601; local without a zone).", metavar="TIME")
+@option("--delay", opt.duration, "Run them after this: 90, 10m, 2h.")
 @flag("--keep-counts", "Keep the attempts that they have spent.")
 @flag("--dry-run", "Only say which.")
 def requeue(
@@ -101,27 +105,27 @@ def requeue(
     /,
     ids: tuple[str, ...],
     everything: bool,
-    at: datetime | None,
+    run_at: datetime | None,
     delay: timedelta | None,
     keep_counts: bool,
     dry_run: bool,
     **selected: Any,
 ) -> int:
     """Send dead jobs round again, with all their attempts: by id, or by --all, --queue, --type."""
-    if at is not None and delay is not None:
-        raise BadInput("give either --at or --in, not both")
+    if run_at is not None and delay is not None:
+        raise BadInput("give either --delay or --run-at, not both")
     if bool(ids) == (everything or any(selected.values())):
         wanted = "say which: either ids, or a selection by --all, --queue or --type"
         raise BadInput(wanted, hint="`taskharbor dlq list` shows what is there")
     with opt.open_client(settings) as client:
         if delay is not None:
-            at = to_datetime(client.now()) + delay
+            run_at = to_datetime(client.now()) + delay
         if dry_run:
             found = client.get_many(ids) if ids else Listing(client, select(states=DEAD, **selected))
             dead = [job.id for job in found if job is not None and job.state is JobState.DEAD]
             answer(settings, {"dead": dead}, "\n".join([*dead, f"{len(dead)} would be requeued"]))
             return 0
-        send = partial(client.requeue_many, run_at=at, keep_counts=keep_counts)
+        send = partial(client.requeue_many, run_at=run_at, keep_counts=keep_counts)
         if ids:
             blocked = "waits for the running job of its key"
             words = {JobState.READY: "is ready again", JobState.BLOCKED: blocked}

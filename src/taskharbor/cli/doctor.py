@@ -128,6 +128,8 @@ def _file(file: Path) -> Check:
         return Check("folder", "fail", f"{folder} is not writable for this user", advice)
     if not file.exists():
         return Check("file", "warn", f"{path} is not there yet", "the first enqueue or worker makes it")
+    if file.is_dir():
+        return Check("file", "fail", f"{path} is a folder", "name the file in it: sqlite:///folder/jobs.db")
     if not os.access(file, os.R_OK | os.W_OK):
         return Check("file", "fail", f"{path} is not readable and writable for this user", "check its owner")
     return Check("file", "ok", f"{path}, {file.stat().st_size / 1_048_576:.1f} MiB, writable")

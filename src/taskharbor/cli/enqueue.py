@@ -20,7 +20,6 @@ import msgspec
 from taskharbor.broker.models import NewJob, job_request
 from taskharbor.bulk import publish_staged, stage
 from taskharbor.cli import options as opt
-from taskharbor.cli.app_loading import require_job
 from taskharbor.cli.errors import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Show, answer, emit, progress
@@ -121,7 +120,7 @@ def _declared(app: Harbor | None, request: JobRequest) -> JobRequest:
     """With an app: the request with the options that the app declares, its payload checked."""
     if app is None:
         return request
-    require_job(app, request.type)
+    app.require(request.type)
     if isinstance(request.payload, EncodedPayload):
         request.payload = app.codecs.get(request.codec or app.defaults.codec).decode(request.payload.data)
     return app._checked([request])[0]
@@ -322,9 +321,9 @@ def enqueue_once(settings: Invocation, client: Client, lines: Lines, name: str, 
 
 
 def _stopped(error: BaseException, said: str, hint: str, **details: int) -> CommandFailed:
-    what, kind, code = str(error), "BackendUnavailable", UNAVAILABLE
+    what, kind, code = str(error), "backend_unavailable", UNAVAILABLE
     if isinstance(error, KeyboardInterrupt):
-        what, kind, code = "interrupted", "Aborted", INTERRUPTED
+        what, kind, code = "interrupted", "aborted", INTERRUPTED
     return CommandFailed(f"{what}; {said}", hint=hint, code=code, kind=kind, **details)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from taskharbor.broker.models import error_code
 from taskharbor.errors import (
     BackendUnavailable,
     CodecError,
@@ -47,7 +48,7 @@ class CommandFailed(Exception):
     """A problem the command line found itself. `details`: more for the JSON form, like counts and ids."""
 
     code = FAILED
-    kind = "Failed"
+    kind = "failed"
 
     def __init__(
         self, message: str, *, hint: str = "", code: int = 0, kind: str = "", **details: Any
@@ -63,7 +64,7 @@ class BadInput(CommandFailed):
     """Input that cannot be used: exit code 2."""
 
     code = BAD_INPUT
-    kind = "BadInput"
+    kind = "bad_input"
 
 
 def report(error: BaseException, settings: Invocation) -> int:
@@ -74,7 +75,7 @@ def report(error: BaseException, settings: Invocation) -> int:
     message, hint = str(problem), problem.hint
     if settings.json:
         advice = {"hint": hint} if hint else {}
-        document = {"error": message, "kind": problem.kind, **advice, **problem.details}
+        document = {"error": {"code": problem.kind, "detail": message, **advice}, **problem.details}
         click.echo(msgspec.json.encode(document).decode(), err=True)
         return problem.code
     say_error(message)
@@ -87,14 +88,14 @@ def report(error: BaseException, settings: Invocation) -> int:
 def _problem_of(error: BaseException, settings: Invocation) -> CommandFailed:
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
-            return CommandFailed("interrupted", code=INTERRUPTED, kind="Aborted")
-        return CommandFailed("aborted, nothing was changed", kind="Aborted")
-    kind = type(error).__name__
+            return CommandFailed("interrupted", code=INTERRUPTED, kind="aborted")
+        return CommandFailed("aborted, nothing was changed", kind="aborted")
+    kind, name = error_code(type(error)), type(error).__name__
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else "taskharbor"
         hint = f"`{where} --help` lists what it takes"
         said = error.format_message().replace("a valid integer range", "a whole number")
-        return CommandFailed(said, hint=hint, code=BAD_INPUT, kind="UsageError")
+        return CommandFailed(said, hint=hint, code=BAD_INPUT, kind="usage_error")
     if isinstance(error, click.ClickException):
         return CommandFailed(error.format_message(), code=error.exit_code, kind=kind)
     if isinstance(error, TaskHarborError):
@@ -103,7 +104,7 @@ def _problem_of(error: BaseException, settings: Invocation) -> CommandFailed:
         code = UNAVAILABLE if isinstance(error, BackendUnavailable) else BAD_INPUT if is_bad_input else FAILED
         return CommandFailed(str(error), hint=hint, code=code, kind=kind)
     hint = "" if settings.debug else "run it again with --debug for the traceback"
-    return CommandFailed(f"{kind}: {error}" if str(error) else kind, hint=hint, kind=kind)
+    return CommandFailed(f"{name}: {error}" if str(error) else name, hint=hint, kind=kind)
 
 
 def say_error(message: str) -> None:

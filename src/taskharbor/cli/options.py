@@ -310,7 +310,7 @@ def chosen_options(options: dict[str, Any]) -> dict[str, Any]:
             raise click.UsageError("--wait-for-retries says when --until-empty stops: give that too")
         options = {**options, "until_empty": "retries"}
     return {
-        name: value.total_seconds() if isinstance(value, timedelta) else value
+        name: value
         for name in inspect.signature(Worker).parameters
         if (value := options.get(name)) not in (None, ())
     }
@@ -344,7 +344,7 @@ def require_store(settings: Invocation) -> None:
     else:
         said = f"there is no database {file} (from {shown_url(settings.url)})"
         hint = "sqlite:///name.db is relative to the current folder, sqlite:////path/name.db is absolute"
-    raise CommandFailed(said, hint=hint, kind="NoStore")
+    raise CommandFailed(said, hint=hint, kind="no_store")
 
 
 def store_file(url: str) -> Path | None:

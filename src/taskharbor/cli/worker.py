@@ -18,7 +18,7 @@ import msgspec
 
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
-from taskharbor.cli.app_loading import put_current_folder_first, require_job
+from taskharbor.cli.app_loading import put_current_folder_first
 from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Column, cell, count_text
@@ -151,7 +151,7 @@ def worker(settings: Invocation, /, references: tuple[str, ...], **options: Any)
     if options["processes"] > 1 or options["reload"]:
         return _supervise(settings, options)
     harbor = settings.harbor
-    one = _made(harbor, options)
+    one = harbor.worker(**opt.chosen_options(options))
     supervised = options["supervised"]
     if supervised is None:
         _banner(harbor, f"worker {one.name}", options, one.config.queues)
@@ -162,12 +162,6 @@ def worker(settings: Invocation, /, references: tuple[str, ...], **options: Any)
     with _health(options, lambda: _look(one)):
         one.run()
     return None
-
-
-def _made(harbor: Harbor, options: dict[str, Any]) -> Worker:
-    for type in options["types"] if not options["every_type"] else ():
-        require_job(harbor, type)
-    return harbor.worker(**opt.chosen_options(options))
 
 
 def _look(one: Worker) -> tuple[bool, dict[str, Any]]:
@@ -211,7 +205,7 @@ def _supervise(settings: Invocation, options: dict[str, Any]) -> int:
             hint = "leave out --processes, or use a store like sqlite:///jobs.db"
             said = "this store lives in one process; several would not see each other's jobs"
             raise BadInput(said, hint=hint)
-        _made(harbor, options)  # So that a bad option is said once, not once per child.
+        harbor.worker(**opt.chosen_options(options))  # So that a bad option is said once, not once per child.
         _banner(harbor, label, options, options["queues"] or harbor.queues)
     supervisor = Supervisor(
         lambda number, fd: child_command(settings.argv, number, fd, options),

@@ -81,7 +81,11 @@ def check_records(records: Sequence[JobRecord]) -> None:
     """Refuse records that no driver stores. Raises InvalidRequest."""
     # In portions, so that the intermediate values of the checks stay in the processor's cache.
     for start in range(0, len(records), _PORTION):
-        check(op.Enqueue(list(records[start : start + _PORTION]), 0))
+        try:
+            check(op.Enqueue(list(records[start : start + _PORTION]), 0))
+        except InvalidRequest:
+            check(op.Enqueue(list(records), 0))  # For the place in the whole batch.
+            raise
 
 
 def check_texts(call: op.Operation[Any]) -> None:

@@ -59,6 +59,8 @@ class Engine(BackendLoop):
     # -- life ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
+        if self._config.max_seconds is not None:
+            self._loop.call_later(self._config.max_seconds, self.ask_to_stop)
         try:
             if await self._reach():
                 self.is_serving = True
@@ -85,8 +87,6 @@ class Engine(BackendLoop):
         lasting = [asyncio.ensure_future(loop.run()) for loop in (self._heartbeat, self._settle, self._sweep)]
         if config.until_empty:
             lasting.append(asyncio.ensure_future(self._stop_when_empty()))
-        if config.max_seconds is not None:
-            self._loop.call_later(config.max_seconds, self.ask_to_stop)
         stopping = asyncio.ensure_future(self._stop.wait())
         fetching.add_done_callback(lambda _: self._changed.set())
         for loop in lasting:

@@ -35,6 +35,7 @@ from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler, Isolation, Lifespan, OnInvalid
 from taskharbor.jobs import SECOND, Outcome
 from taskharbor.middleware import Call, Job, Middleware, chain, entered, function_call
+from taskharbor.requests import as_seconds
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.backend_loop import Engine
 from taskharbor.worker.fetch import Allowance, Assignment, OnStart, Outage, WorkerConfig
@@ -90,14 +91,14 @@ class PlainOptions(TypedDict, total=False):
     every_type: bool
     concurrency: int
     lease: timedelta | float
-    heartbeat: float | None
-    poll_interval: float
+    heartbeat: timedelta | float | None
+    poll_interval: timedelta | float
     prefetch: int
     batch: int | None
-    grace: float
+    grace: timedelta | float
     until_empty: bool | Literal["retries"]
     max_jobs: int | None
-    max_seconds: float | None
+    max_seconds: timedelta | float | None
 
 
 class WorkerOptions(PlainOptions, total=False):
@@ -138,14 +139,14 @@ class Worker:
         every_type: bool = False,
         concurrency: int = 20,
         lease: timedelta | float = 15.0,
-        heartbeat: float | None = None,
-        poll_interval: float = 1.0,
+        heartbeat: timedelta | float | None = None,
+        poll_interval: timedelta | float = 1.0,
         prefetch: int = 4000,
         batch: int | None = None,
-        grace: float = 30.0,
+        grace: timedelta | float = 30.0,
         until_empty: bool | Literal["retries"] = False,
         max_jobs: int | None = None,
-        max_seconds: float | None = None,
+        max_seconds: timedelta | float | None = None,
         name: str | None = None,
         middleware: Sequence[Middleware] = (),
         codecs: CodecRegistry | None = None,
@@ -168,8 +169,10 @@ class Worker:
             for queue, count in counts.items():
                 if type(count) is not int or count < 1:
                     raise InvalidRequest(f"{what} {count!r} of queue {queue!r}: give a whole number from 1")
-        seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
-        beat = seconds / 3 if heartbeat is None else heartbeat
+        if until_empty not in (False, True, "retries"):
+            raise InvalidRequest(f"until_empty {until_empty!r}: choose True, False or 'retries'")
+        seconds = as_seconds("lease", lease)
+        beat = seconds / 3 if heartbeat is None else as_seconds("heartbeat", heartbeat)
         if seconds < SHORTEST_LEASE:
             raise InvalidRequest(f"lease of {seconds:g} s: at least {SHORTEST_LEASE:g} s")
         if not 0 < beat <= seconds / 2:
@@ -185,13 +188,13 @@ class Worker:
             concurrency=concurrency,
             lease_us=round(seconds * SECOND),
             heartbeat=beat,
-            poll_interval=poll_interval,
+            poll_interval=as_seconds("poll_interval", poll_interval),
             prefetch=prefetch,
             batch=self.driver.capabilities.batch if batch is None else batch,
-            grace=grace,
+            grace=as_seconds("grace", grace),
             until_empty=until_empty,
             max_jobs=max_jobs,
-            max_seconds=max_seconds,
+            max_seconds=None if max_seconds is None else as_seconds("max_seconds", max_seconds),
         )
         for queue in self.config.queues:
             # Refused here, and not when the first claim is made.
@@ -244,7 +247,12 @@ class Worker:
         if handler.type in self._handlers:
             raise InvalidRequest(f"a handler for {handler.type!r} is registered already")
         concurrency, types = self.config.concurrency, self.config.types
-        if handler.size > concurrency and (types is None or handler.type in types):
+        is_served = types is None or handler.type in types
+        if is_served and handler.batch is not None:
+            from taskharbor.batch_jobs import require_arrow
+
+            require_arrow()
+        if is_served and handler.size > concurrency:
             raise InvalidRequest(
                 f"{handler.type!r} has the size {handler.size}, and this worker has {concurrency} places: raise its "
                 "concurrency, or leave the type to another worker with types=[...]"

@@ -94,7 +94,7 @@ class LocalFiles(Blobs):
             if isinstance(error, (IsADirectoryError, NotADirectoryError)):
                 raise InvalidRequest(f"{self.place}: an object and a folder cannot have one name") from error
             raise BackendUnavailable(
-                f"{self.place}: {error.strerror or error}; is the folder there, with room and rights to write?"
+                f"{self.place}: {error.strerror or error}; is this a folder, with room and rights to write?"
             ) from error
 
     # -- reading ------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ _ADVICE = {
     sqlite3.SQLITE_IOERR: "the disk did not answer; check the file system",
     sqlite3.SQLITE_READONLY: "the file or its folder is not writable for this user",
     sqlite3.SQLITE_PERM: "this user may not open the file",
-    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check that its folder exists and is writable",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check that it is no folder, and that its folder exists and is writable",
 }
 _DAMAGED = {
     sqlite3.SQLITE_CORRUPT: "the file is damaged; restore a backup or run sqlite3's .recover on a copy",

@@ -24,7 +24,7 @@ from taskharbor.client import Client
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import JobState
-from taskharbor.requests import new_id
+from taskharbor.requests import as_seconds, new_id
 from taskharbor.spark.session import require_shared_store
 from taskharbor.spark.workers.stop_mark import clear_mark, is_marked, set_mark, watching
 from taskharbor.worker.process_setup import interrupts
@@ -170,10 +170,10 @@ class _WorkerRun:
         self._options = options
         self._name = new_id()
         self._workers = [ExecutorWorker(number=number) for number in range(count)]
-        self._grace = options.get("grace", DEFAULT_GRACE)
+        self._grace = as_seconds("grace", options.get("grace", DEFAULT_GRACE))
         self._began = time.monotonic()
         seconds = options.get("max_seconds")
-        self._ends = None if seconds is None else self._began + seconds
+        self._ends = None if seconds is None else self._began + as_seconds("max_seconds", seconds)
         self._problem = ""
         self._hurry = False
         self._stopping = threading.Event()
