@@ -144,7 +144,7 @@ def _session(settings: Invocation, place: str, master: str | None) -> Iterator[t
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
         show("starting Spark", 0, 1)
-        spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS)
+        spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS, archive=True)
         from taskharbor.spark.lake import Lake
 
         yield spark, Lake(place), show

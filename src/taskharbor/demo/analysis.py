@@ -86,7 +86,7 @@ def analyse(
         from taskharbor.spark.session import local_session
 
         with _errors_into(folder / LOG):
-            session = spark or local_session("taskharbor demo", settings=SMALL)
+            session = spark or local_session("taskharbor demo", settings=SMALL, archive=True)
         try:
             lake = Lake(folder / "lake")
             run_pipeline(session, lake, url, progress=lambda step, number, steps: say(f"pipeline: {step}"))

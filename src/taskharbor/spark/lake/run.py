@@ -209,7 +209,9 @@ class _Steps:
 
         def chain(*names: str) -> None:
             for name in names:
-                self.commit(name, record.run, tables.computing[name])
+                is_touched = record.rows or name in ("bronze.queues", "silver.attempts", "gold.objectives")
+                compute = tables.computing[name] if is_touched else lambda _: _Change()
+                self.commit(name, record.run, compute)
 
         first: list[tuple[str, ...]] = [
             ("silver.lifecycles", "gold.minutes"),
@@ -279,8 +281,6 @@ class _Derived:
 
     def _lifecycles(self, table: Table) -> _Change:
         """Rows of jobs that may go on are replaced. Others stay, unless the log goes on with them against the rules."""
-        if not self.record.rows:
-            return _Change()
         parts = silver.single_attempts(self.attempts, run=self.run)
         rewritten = table.files([None])
         if ended := [one for one in table.files_with("created_at", self.record.created) if one.date]:
@@ -293,8 +293,6 @@ class _Derived:
         return _Change(write(silver.merged_lifecycles(parts), table), rewritten)
 
     def _minutes(self, table: Table) -> _Change:
-        if not self.record.rows:
-            return _Change()
         before, lifecycles = table.files(self.dates), self.lake.table("silver.lifecycles")
         heard_of = read(self.spark, lifecycles, lifecycles.files_with("first_seen_run", [self.run]))
         new = gold.arrival_cells(heard_of.where(F.col("first_seen_run") == self.run))
@@ -304,15 +302,11 @@ class _Derived:
         )
 
     def _hours(self, table: Table) -> _Change:
-        if not self.record.rows:
-            return _Change()
         return _Change(
             write(gold.gold_hours(self._of("gold.minutes", self.dates)), table), table.files(self.dates)
         )
 
     def _queue_minutes(self, table: Table) -> _Change:
-        if not self.record.rows:
-            return _Change()
         before, after = self._backlog()
         affected = gold.affected_dates(before, after, self.dates)
         carried = [(*key, value) for key, value in gold.carried_backlog(after).items() if key[2] in affected]
@@ -328,8 +322,6 @@ class _Derived:
         return _Change(write(found, table), replaced)
 
     def _backlog_days(self, table: Table) -> _Change:
-        if not self.record.rows:
-            return _Change()
         _, after = self._backlog()
         names = TABLES[table.name].names
         rows = [(*queue, change, day) for queue, days in after.items() for day, change in days.items()]
@@ -358,15 +350,11 @@ class _Derived:
         return before, after
 
     def _workers(self, table: Table) -> _Change:
-        if not self.record.rows:
-            return _Change()
         before = table.files(self.dates)
         rows = [gold.attempt_workers(self.attempts), *self._kept(table, before)]
         return _Change(write(gold.summed_workers(*rows), table), before)
 
     def _errors(self, table: Table) -> _Change:
-        if not self.record.rows:
-            return _Change()
         before = table.files()
         rows = [gold.attempt_errors(self.attempts), *self._kept(table, before)]
         return _Change(write(gold.summed_errors(*rows), table), before)
