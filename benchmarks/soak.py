@@ -85,12 +85,12 @@ STAGES = (
         seeds=("TASKHARBOR_POSTGRES_CUT_SEED", "TASKHARBOR_REDIS_CUT_SEED", "TASKHARBOR_HTTP_CUT_SEED"),
     ),
     Stage(
-        "fuzzed requests to a broker",
-        "rounds",
-        ("tests/broker", "-k", "fuzz"),
-        count=50_000,
-        seeds=("TASKHARBOR_FUZZ_SEED", "TASKHARBOR_CALLS_FUZZ_SEED"),
-        counts="TASKHARBOR_FUZZ_ROUNDS",
+        "fuzzed requests to a broker, over five stores",
+        "requests each",
+        ("tests/broker/test_fuzz_tokens.py",),
+        count=200_000,
+        seeds=("TASKHARBOR_FUZZ_SEED",),
+        counts="TASKHARBOR_FUZZ_REQUESTS",
     ),
 )
 

@@ -1,7 +1,7 @@
 """From how an execution ended to what is written for it. Through a whole worker: tests/worker/test_outcomes.py."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -55,6 +55,7 @@ def raised(error: BaseException) -> Raised:
         ("x" * (MAX_RESULT_BYTES - 2), Ack("j", "k", b'"' + b"x" * (MAX_RESULT_BYTES - 2) + b'"'), {}),
         (Raised(signals.Snooze(4)), Release("j", "k", NOW + 4 * SECOND), {}),
         (Raised(signals.Snooze(1e15)), Release("j", "k", LATEST), {}),
+        (Raised(signals.Snooze(run_at=datetime.min.replace(tzinfo=UTC))), Release("j", "k", -LATEST), {}),
         (Raised(signals.Snooze(run_at=AT)), Release("j", "k", to_micros(AT)), {}),
         (Raised(signals.Cancel("stale")), Discard("j", "k", Failure("Cancel", "stale")), {}),
         (Raised(signals.Unrecoverable("gone")), Fail("j", "k", 1, Failure("Unrecoverable", "gone")), {}),
@@ -103,6 +104,9 @@ def test_a_failure_is_retried_by_the_policy_until_attempts_are_spent_and_stalls_
     assert last.attempts == 3
     retried(error, job=record(stalls=1, max_attempts=3))
     assert isinstance(decided(error, job=record(stalls=2, max_attempts=3)), Fail)
+    # With a bound of their own, stalls spend no attempt.
+    retried(error, job=record(stalls=2, max_attempts=2, max_stalls=9))
+    assert isinstance(decided(error, job=record(attempts=1, max_attempts=2, max_stalls=9)), Fail)
 
 
 class Broken:
@@ -157,7 +161,8 @@ def test_a_policy_sees_the_error_and_may_end_the_job() -> None:
         (signals.Retry(delay=-5), NOW),
         (signals.Retry(delay=1e15), LATEST),
         (signals.Retry(run_at=AT), to_micros(AT)),
-        (signals.Retry(run_at=datetime.max.replace(tzinfo=UTC)), LATEST),
+        (signals.Retry(run_at=datetime.max.replace(tzinfo=timezone(timedelta(hours=-23)))), LATEST),
+        (signals.Retry(run_at=datetime.min.replace(tzinfo=UTC)), -LATEST),
         (signals.Retry(), NOW + 2 * SECOND),
     ],
 )

@@ -253,6 +253,9 @@ def test_the_modules_of_an_app_are_imported_when_a_worker_is_made(
     assert app.handlers == {}
     assert sorted(app.worker().handlers) == ["bill", "mail", "ship"]
     assert sorted(app.queues) == ["bill", "default", "mail", "ship"]
+    with pytest.raises(ModuleNotFoundError, match="nopkg") as missing:
+        Harbor("memory://", imports=["nopkg.x"]).worker()
+    assert missing.value.__notes__ == ["the app imports 'nopkg.x': see its imports= and discover()"]
     with pytest.raises(InvalidRequest, match=r"declares no job.*imports="):
         Harbor("memory://").worker()
 
@@ -344,8 +347,9 @@ def test_a_wrong_option_is_refused(harbor: Harbor, options: dict[str, Any], said
     assert list(harbor.handlers) == ["same"]
 
 
-def test_a_worker_applies_the_declared_queues(harbor: Harbor) -> None:
+def test_a_worker_applies_the_declared_queues(harbor: Harbor, caplog: pytest.LogCaptureFixture) -> None:
     """Once: the next start does not undo what an operator changed. A queue of the app may be changed before it is used."""
+    caplog.set_level("INFO")
     harbor.queue("mail", max_inflight=2, failure_queue="failed")
 
     @harbor.job(queue="mail")
@@ -355,6 +359,7 @@ def test_a_worker_applies_the_declared_queues(harbor: Harbor) -> None:
     with pytest.raises(QueueNotFound):
         harbor.client.pause("failed")
     drain(harbor)
+    assert "queue mail: declared max_inflight=2, failure_queue=failed" in caplog.messages
     settings = harbor.client.settings("mail")
     assert (settings.paused, settings.max_inflight, settings.failure_queue) == (True, 2, "failed")
     harbor.client.configure("mail", max_inflight=5)

@@ -181,7 +181,10 @@ class Arguments:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as misfit:
-            raise TypeError(f"{self._name}{self._signature}: {misfit}") from None
+            # Python names what is missing before what is unknown.
+            unknown = [name for name in kwargs if name not in self.type.__struct_fields__]
+            also = f"; it has no {', '.join(unknown)}" if unknown and "missing" in str(misfit) else ""
+            raise TypeError(f"{self._name}{self._signature}: {misfit}{also}") from None
         bound.apply_defaults()
         values = dict(bound.arguments)
         first = [values.pop(name) for name in list(values)[: self._positional_count]]

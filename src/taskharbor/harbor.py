@@ -449,11 +449,15 @@ class Harbor:
         """
         pending, self._imports = [*self._imports, *modules], []
         for name in pending:
-            found = import_module(name.removesuffix(".*"))
-            if name.endswith(".*"):
-                for below in pkgutil.walk_packages(getattr(found, "__path__", ()), f"{found.__name__}."):
-                    if not below.name.endswith(".__main__"):
-                        import_module(below.name)
+            try:
+                found = import_module(name.removesuffix(".*"))
+                if name.endswith(".*"):
+                    for below in pkgutil.walk_packages(getattr(found, "__path__", ()), f"{found.__name__}."):
+                        if not below.name.endswith(".__main__"):
+                            import_module(below.name)
+            except Exception as error:
+                error.add_note(f"the app imports {name!r}: see its imports= and discover()")
+                raise
 
     # -- declaring ----------------------------------------------------------------------------------------
 
@@ -475,7 +479,7 @@ class Harbor:
             queue: The queue. Default: the app's.
             priority: A higher one runs first. Default: 0.
             max_attempts: The job is dead after so many executions. Default: the app's, which is 5.
-            max_stalls: The job is dead after so many expired leases. Default: 0, no bound of its own.
+            max_stalls: The job is dead after so many expired leases, which then spend no attempt. Default: 0, no such bound.
             timeout: Seconds or a timedelta for one execution. Default: the app's, which is none.
             backoff: The shortest and the longest delay of the default retry policy, in seconds. Default: (1, 3600).
             retry: The number of executions, as `max_attempts`, or a `RetryPolicy`.

@@ -33,6 +33,8 @@ DEFAULT_BACKOFF_MAX: Micros = 3600 * SECOND
 
 MAX_NAME_LENGTH = 200
 MAX_PAYLOAD_BYTES = 1_048_576
+LARGEST_PAYLOAD = 16_777_216
+"""The most bytes of a payload that a driver accepts, however large the limits of its clients are."""
 MAX_RESULT_BYTES = 65_536
 MAX_HEADERS_BYTES = 8_192
 MAX_PROGRESS_BYTES = 4_096
@@ -49,12 +51,15 @@ LATEST: Micros = 2**53 - 1
 # surrogates.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 Instant: TypeAlias = Annotated[Micros, Meta(ge=-LATEST, le=LATEST)]
+Now: TypeAlias = Annotated[Micros, Meta(ge=0, le=LATEST)]
+"""The time of a caller's clock, which is never before 1970."""
 Duration: TypeAlias = Annotated[Micros, Meta(ge=0, le=LATEST)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Tries: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TRIES)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Payload: TypeAlias = Annotated[bytes, Meta(max_length=2**28)]
-"""The copy for a failure queue is in base64. It still fits into 512 MiB, the longest value of a Redis server."""
+"""A request may have `LARGEST_PAYLOAD`. Copies for failure queues are in base64 and larger: a chain of them still fits into
+512 MiB, the longest value of a Redis server."""
 Blob: TypeAlias = Annotated[bytes, Meta(max_length=1_048_576)]
 """A result, or progress."""
 Text: TypeAlias = Annotated[str, Meta(max_length=65_536)]
@@ -219,9 +224,9 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     idempotency_key: Name | None = None
 
     max_attempts: Tries = DEFAULT_MAX_ATTEMPTS
-    """Bound of executions: the job dies when attempts + stalls reach it."""
+    """Bound of executions: the job dies when attempts + stalls reach it. With `max_stalls`, bound of the attempts alone."""
     max_stalls: Tries = 0
-    """Bound of expired leases alone; 0: none."""
+    """Bound of expired leases, which then spend nothing of `max_attempts`. 0: they spend of that."""
     backoff_min_us: Duration = DEFAULT_BACKOFF_MIN
     backoff_max_us: Duration = DEFAULT_BACKOFF_MAX
 
@@ -246,6 +251,11 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     worker: str | None = None
     expires_at_us: Micros | None = None
     reserved_at_us: Micros | None = None
+
+    @property
+    def spent(self) -> int:
+        """The executions that count against `max_attempts`."""
+        return self.attempts if self.max_stalls else self.attempts + self.stalls
 
     @property
     def lease(self) -> Lease | None:

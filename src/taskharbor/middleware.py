@@ -235,22 +235,30 @@ async def entered(lifespan: Lifespan | None) -> AsyncIterator[Any]:
     if lifespan is None:
         yield None
         return
-    async with contextlib.AsyncExitStack() as stack:
-        manager = lifespan()
-        if isinstance(manager, AbstractAsyncContextManager):
-            value = await stack.enter_async_context(manager)
-        elif isinstance(manager, AbstractContextManager):
-            value = stack.enter_context(manager)
-        else:
-            raise InvalidRequest(
-                f"lifespan returned a {type(manager).__name__}: it is a function that returns a context manager, as one "
-                "with @contextlib.asynccontextmanager does"
-            )
-        before = _state.set(value)
-        try:
-            yield value
-        finally:
-            _state.reset(before)
+    place = "start"
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            manager = lifespan()
+            if isinstance(manager, AbstractAsyncContextManager):
+                value = await stack.enter_async_context(manager)
+            elif isinstance(manager, AbstractContextManager):
+                value = stack.enter_context(manager)
+            else:
+                raise InvalidRequest(
+                    f"lifespan returned a {type(manager).__name__}: it is a function that returns a context manager, as one "
+                    "with @contextlib.asynccontextmanager does"
+                )
+            before = _state.set(value)
+            place = ""
+            try:
+                yield value
+            finally:
+                _state.reset(before)
+            place = "end"
+    except Exception:
+        if place:  # Other errors are the caller's.
+            log.exception("the lifespan %s failed at its %s", getattr(lifespan, "__name__", lifespan), place)
+        raise
 
 
 # -- the chain of calls -------------------------------------------------------------------------------------

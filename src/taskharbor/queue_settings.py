@@ -64,4 +64,5 @@ async def declare(driver: Driver, queue: str, options: Mapping[str, Any], now: M
         text = msgspec.json.encode({**applied, **wanted}, order="sorted").decode()
         settings = msgspec.structs.replace(call.settings, declaration=text)
         await driver.configure(queue, settings, now=now, fields=changed, declares=True)
-        log.info("queue %s: declared %s", queue, {field: wanted[field] for field in changed})
+        given = (field.removesuffix("_us") for field in changed)
+        log.info("queue %s: declared %s", queue, ", ".join(f"{name}={options[name]}" for name in given))

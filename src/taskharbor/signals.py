@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import Failure, Micros
+from taskharbor.jobs import LATEST, Failure, Micros
 from taskharbor.requests import as_duration, as_instant
 
 _LONGEST = 9e9
@@ -22,10 +22,12 @@ class HandlerSignal(Exception):
     at_us: Micros | None = None
 
     def run_at(self, now: Micros) -> Micros | None:
-        """Return the instant of the next execution, or None if the signal leaves it to the retry policy."""
-        if self.at_us is not None:
-            return self.at_us
-        return None if self.delay_us is None else now + self.delay_us
+        """Return the instant of the next execution, within the range of instants, or None if the signal leaves it to the retry
+        policy."""
+        if self.at_us is None and self.delay_us is None:
+            return None
+        wanted = now + (self.delay_us or 0) if self.at_us is None else self.at_us
+        return max(-LATEST, min(wanted, LATEST))
 
     def _take_time(self, delay: timedelta | float | None, run_at: datetime | None) -> None:
         kind = type(self).__name__

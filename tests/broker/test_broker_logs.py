@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+import unicodedata
 from collections.abc import Iterator
+from typing import Any, Literal
 
 import pytest
 
@@ -12,6 +16,7 @@ from taskharbor.broker.routes import ROUTES
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers.operations import OPERATIONS
 from taskharbor.testing.broker import running_broker
+from taskharbor.worker.logs import JSONFormatter, ManyLines, TextFormatter
 
 CANARY = "canary-5f0c9d1e"
 SECRET = f"{CANARY}-secret-0123456789"
@@ -66,6 +71,40 @@ def test_an_access_line_says_who_what_and_how_it_went(
     assert lines[0].endswith(" ms tester")
     # A path cannot begin a line of its own.
     assert "\n" not in lines[1]
+
+
+def test_lines_that_strangers_cause_are_limited_and_no_name_begins_a_line(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(300):
+        client.get("/nowhere")
+    client.submit()
+    client.get("/health")  # Its line comes after the one before.
+    lines = [one.getMessage() for one in caplog.records if one.name == "taskharbor.broker.access"]
+    refused = [line for line in lines if "/nowhere 404" in line]
+    assert 200 <= len(refused) < 300
+    assert any(line.startswith("POST /v1/jobs 201") for line in lines)
+
+
+ODD = "a\nb\r\x1b[31mc\x7f\x9b\u2028\td"
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_a_name_in_a_line_has_no_raw_control_character(style: Literal["text", "json"]) -> None:
+    stream = io.StringIO()
+    form = (JSONFormatter if style == "json" else TextFormatter)()
+
+    def lines(logger: str, message: str, *args: Any, **extra: Any) -> str:
+        record = logging.LogRecord(logger, logging.WARNING, "", 0, message, args, None)
+        record.__dict__.update(extra)
+        return form.format(record)
+
+    stream.write(lines("taskharbor.worker", "job %s of %s: %s, %d", ODD, ODD, ValueError(ODD), 7))
+    stream.write(lines("their.app", "fine", job_id=ODD, job_type=ODD, attempt=1, queue=ODD, worker=ODD))
+    assert not [one for one in stream.getvalue() if unicodedata.category(one) in ("Cc", "Zl", "Zp")]
+    # A trace keeps its lines.
+    trace = lines("taskharbor.broker", "%s\n%s", "x", ManyLines("one\ntwo"))
+    assert (json.loads(trace)["message"] if style == "json" else trace).endswith("x\none\ntwo")
 
 
 def test_without_an_access_log_a_request_leaves_no_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import hmac
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 import taskharbor.broker.tokens as tokens
 from broker.broker_client import Answer, Client, Direct, Unwell
-from broker.broker_loops import PATIENCE, wait_until, waiting_claim
-from taskharbor.broker.admission import Rates, host_names, is_known_host
+from broker.broker_loops import PATIENCE, rounds_until, wait_until, waiting_claim
+from needing import Certificate
+from taskharbor.broker import server
+from taskharbor.broker.admission import host_names, is_known_host
+from taskharbor.broker.quotas import Rates
 from taskharbor.broker.routes import ROUTES
 from taskharbor.broker.server import BoundedProtocol, check_exposure
 from taskharbor.broker.tokens import find_caller, parse_token, read_token_file
@@ -98,7 +105,7 @@ def test_a_token_opens_what_its_scope_says_and_no_more(guarded: str, name: str) 
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_lease_tokens_are_shown_to_workers_alone(guarded: str, name: str) -> None:
+def test_a_lease_token_is_shown_to_the_worker_that_claims_and_to_nobody_else(guarded: str, name: str) -> None:
     with Client(guarded, secret=SECRETS["admin"]) as client:
         job_id = client.submit(queue=name)
         (claimed,) = client.claim(queue=name)
@@ -106,10 +113,10 @@ def test_lease_tokens_are_shown_to_workers_alone(guarded: str, name: str) -> Non
     with Client(guarded, secret=SECRETS[name]) as client:
         (job, nobody) = client.ok("POST", "/v1/driver/get", {"job_ids": [job_id, "nobody"], "now": now})
         page = client.ok("POST", "/v1/driver/list_jobs", {"selection": {"queue": name}, "now": now})
-    seen = claimed["token"] if name in ("work", "admin") else None
+    assert claimed["token"]
     assert nobody is None
     assert page == {"jobs": [job], "cursor": None}
-    assert (job["id"], job["state"], job["token"]) == (job_id, "inflight", seen)
+    assert (job["id"], job["state"], job["token"]) == (job_id, "inflight", None)
 
 
 def test_every_token_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,6 +393,61 @@ def test_more_connections_than_allowed_are_closed() -> None:
                 assert raw(broker.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
             wait_until(broker, lambda: len(state.connections) == 2)
             assert client.get("/health").status == 200
+
+
+def test_a_handshake_that_does_not_end_counts_and_is_cut(
+    monkeypatch: pytest.MonkeyPatch, certificate: Certificate
+) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.5)
+    tls = ssl.create_default_context(cafile=str(certificate.authority))
+    with broker_thread("memory://", max_connections=3, tls=(certificate.chain, certificate.key)) as broker:
+        with ExitStack() as stack:
+            silent = [stack.enter_context(connected(broker.url)) for _ in range(20)]
+            # All but three are closed at once, and those when their time is over.
+            assert [connection.recv(1) for connection in silent] == [b""] * 20
+        with (
+            connected(broker.url) as plain,
+            tls.wrap_socket(plain, server_hostname="127.0.0.1") as open_to_all,
+        ):
+            open_to_all.sendall(GET.replace(b"%s", b"") + b"\r\n")
+            assert open_to_all.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_leave_files_to_the_store_and_a_network_counts_as_one_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resource = pytest.importorskip("resource")
+    for files, most in ((1024, 896), (100, 36), (10, 1), (resource.RLIM_INFINITY, 4096), (65_536, 4096)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
+        assert server.most_connections(4096) == most
+    places = ["192.0.2.1", "2001:db8::1", "2001:db8::2%eth0", "::ffff:192.0.2.1", "nothing"]
+    network = "2001:db8::/64"
+    assert list(map(server.place_of, places)) == ["192.0.2.1", network, network, "192.0.2.1", "nothing"]
+
+
+async def test_a_failing_accept_is_tried_again_and_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the process has no file left."""
+    monkeypatch.setattr(server, "_ACCEPT_AGAIN_SECONDS", 0.0)
+    app, tried = Direct().app, 0
+
+    async def fail(listener: socket.socket) -> Any:
+        nonlocal tried
+        tried += 1
+        if tried < 3:
+            raise OSError(errno.EMFILE, "no file left")
+        await asyncio.Event().wait()
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "sock_accept", fail)
+    with socket.socket() as listener:
+        accepting = asyncio.create_task(server.Door(listener, BoundedProtocol, app).run(None))
+        await rounds_until(lambda: tried == 3)
+        accepting.cancel()
+    assert [one.getMessage() for one in caplog.records] == [
+        "cannot accept connections: no file left; trying again"
+    ] * 2
 
 
 def test_more_calls_at_once_than_allowed_are_told_to_come_back() -> None:

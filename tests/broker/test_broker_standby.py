@@ -13,6 +13,7 @@ from taskharbor.broker.routes import ROUTES
 from taskharbor.drivers.broker_protocol import LEADER as LEADER_HEADER
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
+from taskharbor.drivers.operations import Operation, Reserve
 from taskharbor.errors import BackendUnavailable
 from taskharbor.testing.broker import RunningBroker, broker_thread
 
@@ -82,9 +83,12 @@ def test_a_call_that_another_leader_fenced_off_is_not_lost(election: Election, i
     """The leader looks whether it still is one. If it knows that it is not, it names the new one."""
 
     class Deposed(MemoryDriver):
-        async def reserve(self, *_: object, **__: object) -> Any:
+        async def _deposed(self) -> Any:
             election.is_leader = not is_noticed
             raise BackendUnavailable("there is a newer leader")
+
+        def run(self, call: Operation[Any]) -> Any:
+            return self._deposed() if isinstance(call, Reserve) else super().run(call)
 
     with broker_thread(Deposed(), leads=election) as broker, Client(broker.url) as client:
         election.is_leader = True

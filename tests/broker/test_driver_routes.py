@@ -15,9 +15,9 @@ from taskharbor.broker.tokens import parse_token
 from taskharbor.clock import FakeClock
 from taskharbor.drivers import broker_protocol as wire
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Ack, Enqueued
+from taskharbor.drivers.contract import Ack, Enqueued, Extension
 from taskharbor.drivers.registry import connect
-from taskharbor.errors import BackendUnavailable
+from taskharbor.errors import BackendUnavailable, LeaseExpired
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 from taskharbor.requests import new_id
 
@@ -63,6 +63,39 @@ async def test_a_client_whose_clock_is_ahead_ends_no_lease_of_others_and_gets_no
     assert await direct.driver.settle([Ack(job.id, present(job.token))], now=now) == [None]
     clock.advance(10)
     assert await reserve(direct, "one", now=ahead + 10 * SECOND) == [other]
+
+
+async def test_a_client_whose_clock_is_behind_keeps_no_lease_that_is_over() -> None:
+    clock = FakeClock()
+    now = clock.now()
+    behind = now - 40 * SECOND
+    direct = Direct(clock=clock)
+    await direct.driver.enqueue([make_record(now=now), make_record(now=now)], now=now)
+    (job,) = await reserve(direct, now=behind)
+    assert (job.reserved_at_us, job.expires_at_us) == (now, now + 60 * SECOND)
+    (held,) = await direct.driver.reserve("q", limit=1, lease_for=10 * SECOND, now=now, worker="w")
+    clock.advance(10)
+    late: list[op.Operation[Any]] = [
+        op.ExtendLease([Extension(held.id, present(held.token))], SECOND, behind),
+        op.Settle([Ack(held.id, present(held.token))], behind),
+    ]
+    for call in late:
+        (answer,) = await direct.run(call)
+        assert isinstance(answer, LeaseExpired)
+
+
+async def test_a_job_that_is_due_by_its_producers_clock_is_ready_at_once_and_a_later_one_is_not() -> None:
+    clock = FakeClock()
+    now = clock.now()
+    ahead = now + 30 * SECOND
+    direct = Direct(clock=clock)
+    due = [
+        make_record(id, run_at_us=at, now=now) for id, at in (("a", ahead), ("b", ahead + 1), ("c", now - 5))
+    ]
+    await direct.run(op.Enqueue(due, ahead))
+    jobs = [present(job) for job in await direct.driver.get(["a", "b", "c"], now=now)]
+    assert [job.run_at_us for job in jobs] == [now, ahead + 1, now - 5]
+    assert [job.state for job in jobs] == [JobState.READY, JobState.SCHEDULED, JobState.READY]
 
 
 async def test_a_clock_that_is_wrong_is_refused() -> None:

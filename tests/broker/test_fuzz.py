@@ -344,8 +344,8 @@ ALSO: dict[str, list[tuple[Place, Any]]] = {
             ("type", None),
         ]
     ],
-    "reserve": [(("lease_for",), LATEST)],
-    "extend_lease": [(("lease_for",), LATEST)],
+    "reserve": [(("now",), LATEST)],
+    "extend_lease": [(("now",), LATEST)],
     "configure": [(("settings", "max_inflight"), 0), (("settings", "failure_queue"), "queue")],
     "get": [(("job_ids",), ["x", "y", "x"])],
     "wait": [(("queues",), []), (("queues",), ["q"] * 257)],

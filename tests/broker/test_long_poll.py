@@ -23,16 +23,16 @@ async def test_so_many_queues_are_watched_and_one_that_nobody_waits_for_is_forgo
     monkeypatch.setattr("taskharbor.broker.runtime.LOOK_AGAIN", 0.001)
     monkeypatch.setattr("taskharbor.broker.runtime.MOST_WATCHED", 256)
     polls = Direct().app.service.long_polls
-    await polls.wait(Wait([f"queue-{number}" for number in range(255)], 0, 0))
-    seen = (await polls.wait(Wait(["q"], 0, 0))).seen
+    await polls.wait(Wait([f"queue-{number}" for number in range(255)], 0, 0), "c")
+    seen = (await polls.wait(Wait(["q"], 0, 0), "c")).seen
     with pytest.raises(Problem, match="too_many_waiting"):
-        await polls.wait(Wait(["one more"], 0, 0))
+        await polls.wait(Wait(["one more"], 0, 0), "c")
     for watcher in polls._watchers.values():
         watcher.asked_at -= 5
     await rounds_until(lambda: not polls._watchers)
     # Also texts that are not of this broker, or not of this life.
     for text in (seen, "another.7", "0/another.7", "x" * 300):
-        assert (await polls.wait(Wait(["q"], 0, PATIENCE, text))).woken
+        assert (await polls.wait(Wait(["q"], 0, PATIENCE, text), "c")).woken
     await polls.close()
 
 

@@ -98,7 +98,7 @@ def test_the_workers_id_proves_a_claim_under_the_same_access_token_only(clock: F
         with ours, theirs:
             ids = [ours.submit() for _ in range(2)]
             assert OriginalClient(ours).claim("w") == (ids[0], "t", {})
-            assert ours.job(ids[0])["worker"] == "crew/w"
+            assert ours.job(ids[0])["worker"] == "/crew/w"
             assert OriginalClient(theirs).complete(ids[0], "w") == 409
             # A claim that was not made so needs its lease token.
             ours.claim(worker="w")

@@ -65,15 +65,16 @@ def test_requeue_at_a_time_with_the_counts_or_only_as_a_try(
 
 
 def test_purge_asks_first(run: Run, client: Client, dead: list[str]) -> None:
-    assert "Remove 4 dead jobs" in run("dlq", "purge", input="n\n", code=1).stderr
+    assert "Remove 4 dead jobs" in run("dlq", "purge", "--all", input="n\n", code=1).stderr
     assert states(client, dead) == [JobState.DEAD] * 4
-    assert "4 removed" in run("dlq", "purge", input="y\n").stdout
+    assert "4 removed" in run("dlq", "purge", "--all", input="y\n").stdout
     assert states(client, dead) == [None] * 4
-    assert "nothing was removed" in run("dlq", "purge").stdout
+    assert "nothing was removed" in run("dlq", "purge", "--all").stdout
 
 
 def test_purge_selects(run: Run, client: Client, dead: list[str]) -> None:
-    assert "--yes" in run("dlq", "purge", "--json", code=2).stderr
+    assert "say which: a selection by --all" in run("dlq", "purge", code=2).stderr
+    assert "--yes" in run("dlq", "purge", "--all", "--json", code=2).stderr
     assert json.loads(run("dlq", "purge", "--older-than", "1h", "--yes", "--json").stdout) == {"removed": 0}
     assert json.loads(run("dlq", "purge", "--type", "odd", "--yes", "--json").stdout) == {"removed": 2}
     assert states(client, dead) == [JobState.DEAD, None, JobState.DEAD, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -57,6 +58,18 @@ def test_doctor_does_not_ask_for_a_scope_that_producers_and_workers_do_not_need(
     (write,) = [check for check in checks if check["name"] == "write"]
     assert (write["verdict"], write["advice"]) == ("ok", "")
     assert "which only writers of DataFrames need" in write["found"]
+
+
+def test_doctor_repairs_a_store_with_a_damaged_job(run: Run, tmp_path: Path) -> None:
+    run("enqueue", "mail", "{}")
+    (file,) = tmp_path.glob("*.db")
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE jobs SET spec = '{'")
+    connection.close()
+    assert "repair" not in verdicts(run("doctor", "--json").stdout)
+    assert verdicts(run("doctor", "--json", "--repair").stdout)["repair"] == "warn"
+    assert verdicts(run("doctor", "--json", "--repair").stdout)["repair"] == "ok"
+    assert "DamagedJob" in run("dlq", "list", "--json").stdout
 
 
 _NO = "appendfsync no: a power loss takes all that the operating system has yet to write"

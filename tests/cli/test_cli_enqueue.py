@@ -132,9 +132,11 @@ def test_with_an_app_the_declaration_counts(run: Run, client: Client, tmp_path: 
     jobs = [client.get(one.strip()) for one in ids]
     assert {(job.queue, job.max_attempts, job.timeout_us) for job in jobs} == {("mail", 3, 9_000_000)}
     assert client.get(run(*app, "greet", '{"name": "Ada"}', "-q", "other").stdout.strip()).queue == "other"
+    number = client.get(run(*app, "greet", "--arg", "name=5").stdout.strip())
+    assert json.loads(number.payload) == {"name": "5"}  # A text by its declaration.
     before = len(client.list_jobs().jobs)
     for payload, complaint in (
-        ('{"nope": 1}', "'name'"),
+        ('{"nope": 1}', "'name'; it has no nope"),
         ('{"name": 1}', "Expected `str`"),
         ("[1]", "mapping"),
     ):
@@ -169,6 +171,23 @@ def test_a_bad_line_is_named(run: Run, client: Client, bad: str, complaint: str)
     assert [part for part in ("line 11", complaint) if part not in error["error"]["detail"]] == []
     assert "tail -n +11" in error["error"]["hint"]
     assert len(client.list_jobs(JobFilter(types=frozenset({"a"}))).jobs) == 5
+
+
+def test_the_way_to_go_on_after_a_bad_line_repeats_the_call(run: Run, tmp_path: Path) -> None:
+    """With its app and its store, so that the rest is checked too, and goes to the same place."""
+    (tmp_path / "going_on.py").write_text(
+        "from taskharbor import Harbor\nharbor = Harbor()\n@harbor.job\ndef greet(name: str) -> None: ...\n"
+    )
+    file = tmp_path / "my jobs.jsonl"
+    good = '{"type": "greet", "payload": {"name": "Ada"}}\n'
+    file.write_text(good + '{"type": "greet", "payload": {}}\n' + good)
+    args = ["--app", "going_on:harbor", "enqueue", "--from", str(file), "--url", "sqlite:///given.db"]
+    said = run(*args, code=2).stderr
+    assert "1 job before it accepted" in said
+    again = "taskharbor --app going_on:harbor enqueue --from - --url sqlite:///given.db"
+    assert f"tail -n +2 '{file}' | {again}\n" in said
+    args[3:5], args[5:] = [f"--from={file}"], ["--url", "redis://ada:secret@nowhere:1/"]
+    assert "secret" not in run(*args, "--url", "sqlite:///given.db", code=2).stderr
 
 
 def test_a_chunk_is_read_when_the_one_before_it_was_sent() -> None:

@@ -22,18 +22,21 @@ def some_jobs(client: Client) -> list[str]:
     return [dead, ready, later]
 
 
-@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("width", [60, 80, 100])
 def test_tables_fit_and_show_whole_ids(run: Run, some_jobs: list[str], width: int) -> None:
     def shown(*command: str) -> str:
         return run(*command, env={"COLUMNS": str(width)}).stdout
 
     listing, dead = shown("list"), shown("dlq", "list")
-    assert [part for part in (*some_jobs, "scheduled") if part not in listing] == []
-    assert some_jobs[0] in dead
+    shown_parts = [*some_jobs, "sched", "  ValueError: a reason", "  k"]
+    shown_parts += ["a-queu", "in 59 m", "now"] if width > 60 else []
+    assert [part for part in shown_parts if part not in listing] == []
+    assert [part for part in (some_jobs[0], "ValueError: a reason") if part not in dead] == []
     assert "cancelled" not in listing
     # Errors and payloads above it are left to the terminal to wrap: they are there to be copied.
     timeline = shown("inspect", some_jobs[0]).partition("timeline")[2]
     assert "ValueError: a" in timeline
+    assert ("w-1" in timeline) == (width > 60)
     texts = [listing, dead, shown("stats"), shown("queues"), timeline]
     assert [line for text in texts for line in text.splitlines() if len(line.rstrip()) > width] == []
 
@@ -89,8 +92,9 @@ def test_inspect_shows_a_dead_job_with_its_timeline(run: Run, some_jobs: list[st
     shown = run("inspect", some_jobs[0]).stdout
     parts = ("dead", '{"n":1}', "ValueError: a reason", "Traceback", "1 of 5 spent", "timeline", "priority")
     assert [part for part in parts if part not in shown] == []
-    document = json.loads(run("inspect", some_jobs[0], "--json").stdout)
-    assert document["payload"] == {"n": 1}
+    document, other = lines(run("inspect", *some_jobs[:2], "--json"))
+    assert (document["payload"], other["payload"]) == ({"n": 1}, [1, 2])
+    assert run("inspect", *some_jobs[:2]).stdout.count("timeline") == 2
     assert [row["outcome"] for row in document["timeline"]] == ["dead"]
 
 
@@ -144,7 +148,8 @@ def test_stats_once_or_again_and_again(run: Run, client: Client, some_jobs: list
 
 def test_queues_pause_resume_set(run: Run, client: Client) -> None:
     """Only what is named changes, and a queue that was never seen is made only with --create."""
-    assert "--create" in run("queues", "pause", "a", code=2).stderr
+    refused = run("queues", "pause", "a", code=2).stderr
+    assert ("--create" in refused, "create=True" in refused) == (True, False)
     assert client.stats() == []
     run("queues", "pause", "a", "b", "--create")
     assert "'c'" in run("queues", "resume", "a", "c", code=2).stderr
@@ -181,7 +186,9 @@ def test_cancel_by_key_or_only_what_waits(run: Run, client: Client) -> None:
     assert client.get(running).cancel_requested
     run(*by_key, "k")
     for wrong in (["cancel"], ["cancel", "x", "--key", "k"], ["cancel", "--key", "k"]):
-        assert "either ids, or --key with --queue" in run(*wrong, code=2).stderr
+        said = run(*wrong, code=2).stderr
+        assert "either ids, or --key with --queue" in said
+        assert "`taskharbor list` shows ids" in said
 
 
 def test_cancel(run: Run, client: Client) -> None:

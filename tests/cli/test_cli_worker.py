@@ -98,7 +98,7 @@ def test_one_precedence_of_stores(run: Run, make_app: MakeApp, command: tuple[st
     variable = "sqlite:///environment.db?token=secret"[: 24 if made == "environment" else None]
     said = run(*args, env={} if made == "taskharbor" else {"TASKHARBOR_URL": variable}).stderr
     assert [path.name for path in Path().glob("*.db")] == [f"{made}.db"]
-    reason = {"given": "--url is given", "own": f"the app {app} has a store of its own"}.get(made)
+    reason = {"given": "another store is given", "own": f"the app {app} has a store of its own"}.get(made)
     note = f"note: TASKHARBOR_URL=sqlite:///environment.db?token=*** is not used: {reason}"
     assert said.count("note: ") == said.count(note) == (reason is not None)
 
@@ -143,6 +143,11 @@ def test_an_app_without_jobs_refuses_to_start(run: Run, make_app: MakeApp, more:
         ("from taskharbor import Harbor\n\nHarbor('what')", "{app}", "/{app}.py, line 3)"),
         ("def f(:", "{app}", "SyntaxError"),
         ("import a_package_nobody_has", "{app}", "importing {app} failed: ModuleNotFoundError"),
+        (
+            "from taskharbor import Harbor\nharbor = Harbor(imports=['nopkg.x'])",
+            "{app}",
+            "No module named 'nopkg'; the app imports 'nopkg.x': see its imports=",
+        ),
     ],
 )
 def test_no_app(run: Run, make_app: MakeApp, text: str, named: str, complaint: str) -> None:
@@ -162,7 +167,7 @@ def test_no_app(run: Run, make_app: MakeApp, text: str, named: str, complaint: s
         (["--limit", "default=0"], "limit 0 of queue 'default': give a whole number from 1"),
         (["--queue", "mail=0"], "weight 0 of queue 'mail': give a whole number from 1"),
         (["--queue", "mail=x"], "'mail=x': write it like mail=2, with a whole number after the ="),
-        (["--limit", "mail=2"], "this worker serves ['default']"),
+        (["--limit", "mail=2"], "limits for mail: this worker serves default"),
         (["--queue", "a=2", "--queue", "b", "--strict"], "queues={'a': 2, 'b': 1} has weights"),
         (["--wait-for-retries"], "give that too"),
         (["--concurrency", "many"], "'many' is not a whole number"),

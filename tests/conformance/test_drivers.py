@@ -68,9 +68,22 @@ ROWS: dict[str, tuple[Backend | Factory | str, float, list[pytest.MarkDecorator]
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# Every queue of an object store is an object of its own, and 300 of them take some seconds.
+SLOW = {("tiny_segments", "large.many_queues_are_counted_pruned_and_watched")}
+
+
 @pytest.mark.parametrize(
-    "backend", [pytest.param(as_backend(one), id=name, marks=marks) for name, (one, _, marks) in ROWS.items()]
+    ("backend", "case"),
+    [
+        pytest.param(
+            as_backend(one),
+            case,
+            id=f"{name}-{case}",
+            marks=[*marks, *[pytest.mark.slow] * ((name, case) in SLOW)],
+        )
+        for name, (one, _, marks) in ROWS.items()
+        for case in CASES
+    ],
 )
 def test_conformance(backend: Backend, case: str, tmp_path: Path) -> None:
     try:

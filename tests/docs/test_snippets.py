@@ -75,7 +75,7 @@ def test_the_readme_as_it_is_typed(tmp_path: Path) -> None:
     )
     assert typed.returncode == 0, typed.stdout + typed.stderr
     assert "done HELLO Ada!" in typed.stdout
-    assert "stopped after 1 executions" in typed.stderr  # The worker ran the job that `enqueue` added.
+    assert "stopped after 1 execution" in typed.stderr  # The worker ran the job that `enqueue` added.
     assert "warning" not in typed.stderr
     assert sorted(path.name for path in here.glob("*.db")) == ["taskharbor.db"]
 

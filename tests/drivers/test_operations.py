@@ -12,7 +12,7 @@ from records import NOW
 from records import make_record as job
 from taskharbor.bulk.stage import unpack
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Ack, Driver, Extension, Fail
+from taskharbor.drivers.contract import DAY, Ack, Driver, Extension, Fail
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.validation import check, check_records
 from taskharbor.errors import InvalidRequest
@@ -97,8 +97,8 @@ def test_a_refusal_names_the_field_the_value_and_what_is_allowed(
     [
         op.Settle([Ack("a", "t"), Extension("a", "t")], NOW),  # type: ignore[list-item]
         op.Settle([Ack("a", "t"), Fail("a", "t", 1, {"type": "a", "message": "", "detail": ""})], NOW),  # type: ignore[arg-type]
-        op.Reserve("q", 1, LATEST - NOW + 1, NOW, "w"),
-        op.ExtendLease([Extension("a", "t")], LATEST - NOW + 1, NOW),
+        op.Reserve("q", 1, 2, LATEST - 1, "w"),
+        op.ExtendLease([Extension("a", "t")], 2, LATEST - 1),
         op.ReadBlobs(["writes", "staging", "writes"]),
         op.PublishBlobs("s", 0, 1, ["staging/a", "staging/a"], NOW),
         op.Get("abc", NOW),  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def test_calls_that_python_code_made_are_checked_as_those_from_the_wire(call: op
 
 def test_what_is_just_within_the_bounds_passes() -> None:
     """Fields that only a store decides on are not checked in a given record."""
-    check(op.Reserve("q", 1, LATEST - NOW, NOW, "w"))
+    check(op.Reserve("q", 1, DAY, LATEST - DAY, "w"))
     check_records([job(id="ü" * 200, type="🚢", queue="a b", key="\n k", headers={"": ""}, payload=b"\0")])
     check_records([job(state="nonsense", attempts=-1, token=5, last_error="\0")])
 

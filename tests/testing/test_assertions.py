@@ -49,12 +49,12 @@ def test_arguments_by_position_or_by_name_as_a_subset_at_any_depth_and_as_they_a
     for args in ({"to": "ada"}, {"options": {"tags": {"b": 2}}}, {"at": moment}):
         assert_enqueued(harbor, mail, args=args)
     later = moment + timedelta(seconds=1)
-    for wrong in ({"to": "bob"}, {"cc": None}, {"options": {"tags": {"c": 3}}}, {"at": later}):
+    for wrong in ({"to": "bob"}, {"options": {"tags": {"c": 3}}}, {"at": later}):
         refute_enqueued(harbor, mail, args=wrong)
     assert_enqueued(harbor, resize, args=(100,))
     assert_enqueued(harbor, resize, args=[100, 200])
-    for other in ((200,), (100, 200, 300)):
-        refute_enqueued(harbor, resize, args=other)
+    refute_enqueued(harbor, resize, args=(200,))
+    assert not enqueued(harbor, args=(100, 200, 300))
 
 
 def test_every_option_can_be_asked_for(clock: FakeClock) -> None:

@@ -21,9 +21,10 @@ from taskharbor import (
     current_job,
 )
 from taskharbor.clock import FakeClock, SystemClock
+from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import HandlerMissing, PayloadInvalid
 from taskharbor.middleware import Call
-from taskharbor.testing import drain, drain_async, memory_store
+from taskharbor.testing import drain, drain_async, draining, memory_store
 
 harbor = Harbor("memory://")
 seen: list[Any] = []
@@ -71,6 +72,11 @@ def dozy() -> None:
 
 
 @harbor.job
+async def sleepy() -> None:
+    raise Snooze(60)
+
+
+@harbor.job
 def look() -> None:
     seen.append((current_job().type, threading.current_thread()))
     seen.append(asyncio.run(asyncio.sleep(0, "a loop of its own")))
@@ -113,6 +119,17 @@ def test_what_a_job_enqueues_runs_too_and_an_endless_loop_is_noticed() -> None:
     again.enqueue()
     with pytest.raises(RuntimeError, match="is a job enqueueing itself"):
         drain(harbor, limit=20)
+
+
+def test_a_job_that_snoozes_for_ever_is_noticed_early_and_at_a_flat_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The whole log of the job, read after each execution, would make the cost quadratic."""
+    monkeypatch.setattr(draining, "RUNS_OF_ONE", 30)
+    monkeypatch.setattr(MemoryDriver, "job_attempts", None)
+    sleepy.enqueue()
+    with pytest.raises(RuntimeError, match=r"31 executions, 31 of them of one job.*limit above 200\."):
+        drain(harbor, with_scheduled=True, limit=200)
 
 
 def test_errors_are_in_the_report_as_they_were_raised() -> None:

@@ -5,12 +5,25 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 
-from taskharbor import Cancel, Harbor, InvalidRequest, JobFailed, JobState, Retry, Snooze, Unrecoverable
+from taskharbor import (
+    Cancel,
+    Harbor,
+    InvalidRequest,
+    JobFailed,
+    JobState,
+    Retry,
+    Snooze,
+    Unrecoverable,
+    WaitTimeout,
+)
+from taskharbor.client import portal
 from taskharbor.clock import FakeClock, SystemClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.middleware import Call, Job, current_job
@@ -222,6 +235,26 @@ def test_they_come_back_after_an_error_too_and_are_not_opened_meanwhile() -> Non
     assert harbor._driver is driver
 
 
+def test_waiting_for_a_job_that_nothing_runs_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [threading.current_thread(), portal()._thread]
+    monkeypatch.setattr(threading, "enumerate", lambda: own)
+    with memory_store(harbor):
+        handle = add.enqueue(1)
+        for wait in (handle.result, handle.wait, partial(harbor.handle(handle.id).result, timeout=60)):
+            with pytest.raises(WaitTimeout, match=f"{handle.id} is ready, and nothing.*call drain"):
+                wait()
+        drain(harbor)
+        assert handle.result() == 2
+        # A worker on another thread may run it.
+        handle = add.enqueue(2)
+        worker = harbor.worker(until_empty=True, name="other")
+        other = threading.Thread(target=lambda: asyncio.run(worker.run_async()))
+        monkeypatch.setattr(threading, "enumerate", lambda: [*own, other])
+        other.start()
+        assert handle.result(timeout=60) == 3
+        other.join()
+
+
 # -- within a transaction ------------------------------------------------------------------------------------
 
 
@@ -246,7 +279,7 @@ async def test_a_private_store_keeps_the_jobs_of_a_transaction_at_once() -> None
         assert (await handle.result_async(), await other.result_async()) == (3, 8)
         with pytest.raises(InvalidRequest, match="'x' is not a transaction: give a connection"):
             add.within("x")  # type: ignore[call-overload]
-    with pytest.raises(InvalidRequest, match="use postgresql://"):
+    with pytest.raises(InvalidRequest, match=r"^Memory does not join.*only postgresql://"):
         add.within(Session())
 
 

@@ -77,7 +77,7 @@ def test_two_apps(taskharbor_memory, taskharbor_clock):
     first, second = taskharbor_memory(one), taskharbor_memory(two)
     one.enqueue("note")
     first.assert_enqueued("note")
-    second.refute_enqueued("note")
+    assert second.enqueued("note") == []
     assert first.clock is second.clock is taskharbor_clock
 
 def test_an_app_of_a_fixture(taskharbor_testing):

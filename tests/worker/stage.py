@@ -193,6 +193,8 @@ class Trouble:
         self.after: set[str] = set()
         """Operations that happen and then say they failed."""
         self.refused: list[str] = []
+        self.refuse: Callable[[Operation[Any]], Exception | None] = lambda call: None
+        """Returns the error with which a driver refuses a call."""
         self.hang: set[str] = set()
         self.hanging = 0
 
@@ -233,6 +235,9 @@ class TroubledDriver(MemoryDriver):
         return await self._through("time", super().time())
 
     def run(self, call: Operation[A]) -> Coroutine[Any, Any, A]:
+        refusal = self.trouble.refuse(call)
+        if refusal is not None:
+            raise refusal
         return self._through(call.name, super().run(call))
 
 

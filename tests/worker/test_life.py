@@ -9,7 +9,7 @@ import pytest
 from taskharbor import InvalidRequest, Job, JobState, Outcome, Worker
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
-from taskharbor.errors import TaskHarborError
+from taskharbor.errors import SchemaMismatch
 from worker.stage import PATIENCE, Gate, Stage, begun, eventually, finish, running, stage
 
 
@@ -146,17 +146,13 @@ async def test_slow_jobs_are_not_hoarded(here: Stage) -> None:
 # -- when something breaks ------------------------------------------------------------------------------------------
 
 
-class Bug(TaskHarborError):
-    pass
-
-
-async def broken(*args: Any, **options: Any) -> Any:
-    raise Bug
+async def mismatched(*args: Any, **options: Any) -> Any:
+    raise SchemaMismatch("the store was migrated by a later version")
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("operation", ["reserve", "settle", "extend_lease", "settle the last"])
-async def test_a_driver_that_breaks_ends_the_worker(operation: str) -> None:
+async def test_a_store_of_another_version_ends_the_worker(operation: str) -> None:
     driver, go_on = MemoryDriver(), asyncio.Event()
 
     async def handler(job: Job) -> None:
@@ -168,7 +164,7 @@ async def test_a_driver_that_breaks_ends_the_worker(operation: str) -> None:
         is_last = operation == "settle the last"
         worker = Worker(driver, heartbeat=0.02, grace=100 * PATIENCE, max_jobs=1 if is_last else None)
         worker.register("work", handler)
-        setattr(driver, operation.removesuffix(" the last"), broken)
+        setattr(driver, operation.removesuffix(" the last"), mismatched)
         task = asyncio.ensure_future(worker.run_async())
         if is_last:
             await eventually(lambda: worker.snapshot()["held"] == 1)
@@ -178,7 +174,7 @@ async def test_a_driver_that_breaks_ends_the_worker(operation: str) -> None:
                 await asyncio.wrap_future(turn)
         if "settle" in operation:
             go_on.set()
-        with pytest.raises(Bug):
+        with pytest.raises(SchemaMismatch):
             await finish(task)
 
 

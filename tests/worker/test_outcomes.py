@@ -246,3 +246,30 @@ def test_a_worker_enters_the_lifespan_before_its_first_job_and_leaves_it_after_t
     assert seen == ["opened", "the pool", "the pool", "closed"]
     with pytest.raises(InvalidRequest, match="returns a context manager"):
         Harbor("memory://", lifespan=dict).worker(every_type=True).run()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", ["start", "end", ""])
+def test_the_log_names_a_lifespan_that_fails_and_where(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    @contextmanager
+    def pool() -> Iterator[None]:
+        for here in ("start", "end"):
+            if here == place:
+                raise KeyError("NOPE")
+            if here == "start":
+                yield
+
+    def refuse() -> None:
+        raise KeyError("NOPE")
+
+    worker = Harbor("memory://", lifespan=pool).worker(every_type=True, until_empty=True)
+    if not place:  # An error that passes through is not the lifespan's.
+        monkeypatch.setattr(worker, "_run_async", refuse)
+    with pytest.raises(KeyError, match="NOPE"):
+        worker.run()
+    told = [one for one in caplog.records if "lifespan" in one.message]
+    assert [one.message for one in told] == ([f"the lifespan pool failed at its {place}"] if place else [])
+    assert [(one.levelname, one.exc_info and one.exc_info[0]) for one in told] == [("ERROR", KeyError)] * len(
+        told
+    )

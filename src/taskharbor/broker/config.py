@@ -27,11 +27,18 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The most jobs, settlements or ids in one call."""
     max_header_bytes: int = 32_768
     """The most bytes of request line and headers together."""
+    max_answer_bytes: int = 16 * MIB
+    """The bytes of payloads, results and errors after which an answer with jobs ends. Paging goes on behind it."""
     max_requests: int = 2000
-    """The most calls under way at once, long polls included."""
+    """The most calls under way at once, long polls included. If there are tokens, each may use half of it."""
     max_waiting: int = 1000
-    """The most long polls at once."""
+    """The most long polls at once. If there are tokens, each may use half of it."""
+    max_held_bytes: int = 256 * MIB
+    """The most bytes of all bodies and answers that are on their way at once. If there are tokens, each may use half of it."""
     max_connections: int = 4096
+    """The most connections, those that are being opened included. Never more than the limit of open files allows."""
+    max_per_address: int = 512
+    """The most connections from one address, or from one /64 network of IPv6."""
     body_seconds: float = 30.0
     """Seconds that a client may be silent in the middle of a request."""
     max_wait_seconds: float = 60.0

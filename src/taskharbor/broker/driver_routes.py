@@ -1,7 +1,7 @@
 """The driver protocol, server side: every operation of the contract as `POST /v1/driver/<operation>`.
 
-A call is exactly the contract's, `now` included, and so is what it does: this only reads, checks, runs and writes. See
-`taskharbor.drivers.operations` for the calls, and `taskharbor.drivers.broker_protocol` for their form.
+A call is the contract's, and so is what it does: this only reads, checks, runs and writes. The broker's clock takes the place of
+the client's `now`. See `taskharbor.drivers.operations` for the calls, and `taskharbor.drivers.broker_protocol` for their form.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from taskharbor.broker.admission import CALLER, Endpoint, ServedPath
+from taskharbor.broker.calls import check_queues
 from taskharbor.broker.error_responses import Problem, invalid
 from taskharbor.broker.idempotency import Replays, RequestName
+from taskharbor.broker.job_routes import check_worker
 from taskharbor.broker.request_response import unless_left, watched_client
 from taskharbor.broker.routes import JSON, checked_media_type
 from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import Caller
 from taskharbor.drivers import broker_protocol as wire
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Page, Release
+from taskharbor.drivers.contract import Release
 from taskharbor.drivers.records import Greeting
 from taskharbor.drivers.validation import check_texts
 from taskharbor.errors import InvalidRequest
@@ -61,23 +62,23 @@ class DriverCalls:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             hint = "a client of another version? use the same version of TaskHarbor at both ends"
             raise invalid(f"this is no call of {operation.name}: {error}", hint) from None
-        check_texts(call)
         caller: Caller = request.scope[CALLER]
+        self._check(call)
+        check_texts(call)
         given = request.headers.get(wire.REQUEST_ID) if call.changes else None
         if call.changes:
             self.replays.heard(caller.name, request.headers.get(wire.HEARD, ""))
         if isinstance(call, op.Wait):
+            check_queues(caller, call.queues)
             # A wait is given up when its client goes away: it would hold a place that others want.
             with watched_client(request) as left:
-                answer = await unless_left(left, self._run(call))
+                answer: Any = await unless_left(left, self._service.long_polls.wait(call, caller.name))
         elif given is None:
-            answer = await self._run(call)
-            if "work" not in caller.scopes:
-                answer = _without_tokens(answer)
+            answer = await self._run(caller, call)
         else:
             name = (caller.name, given)
             answer, is_repeated = await self.replays.once(
-                name, call.name, lambda: self._run(call), partial(self._still_holds, call)
+                name, call.name, lambda: self._run(caller, call), partial(self._still_holds, call)
             )
             if is_repeated and isinstance(call, op.Reserve):
                 answer = await self._without_unwanted(name, call, answer)
@@ -86,8 +87,7 @@ class DriverCalls:
             self.replays.weigh((caller.name, given), len(data))
         return Response(data, media_type=kind)
 
-    async def _run(self, call: op.Operation[Any]) -> Any:
-        self._check(call)
+    async def _run(self, caller: Caller, call: op.Operation[Any]) -> Any:
         service, config = self._service, self._config
         if isinstance(call, op.Hello):
             return Greeting(
@@ -99,15 +99,18 @@ class DriverCalls:
             )
         if isinstance(call, op.Time):
             return service.now()
-        if isinstance(call, op.Wait):
-            return await service.long_polls.wait(call)
-        return await service.driver.run(call)
+        answer = await service.calls.run(caller, call)
+        # The kit compares tokens. Any other client has no use for those of others: a token is enough to end its job.
+        if isinstance(call, (op.Get, op.ListJobs)) and not config.trust_client_time:
+            jobs = answer.jobs if isinstance(call, op.ListJobs) else answer
+            for job in filter(None, jobs):
+                job.token = None
+        return answer
 
     def _still_holds(self, call: op.Operation[Any], answer: Any) -> bool:
         """Return False if the leases of an earlier reserve have expired: a new reserve handles them."""
         if not isinstance(call, op.Reserve):
             return True
-        self._check_now(call)
         return all(job.expires_at_us is not None and job.expires_at_us > call.now for job in answer)
 
     async def _without_unwanted(
@@ -139,28 +142,27 @@ class DriverCalls:
         if isinstance(call, op.Enqueue):
             # If the client's word were trusted, a store might keep a second job under the id of another producer's job.
             call.new_ids = False
-        if hasattr(call, "now") and (call.changes or isinstance(call, op.Wait)):
-            self._check_now(call)
+        if isinstance(call, op.Reserve):
+            check_worker(call.worker)
+        if hasattr(call, "now") and not self._config.trust_client_time:
+            self._set_now(call)
 
-    def _check_now(self, call: Any) -> None:
-        """Refuse a wrong clock. A client with one could end leases of others, or run jobs early."""
-        if self._config.trust_client_time:
-            return
+    def _set_now(self, call: Any) -> None:
+        """Refuse a wrong clock, and give a call the broker's time. A client's time decides nothing else."""
         now = self._service.now()
         skew = call.now - now
-        # A client that sends a million jobs gives the last of them the time of the first, which does no harm.
-        if abs(skew) > self._config.max_skew_us and not (isinstance(call, op.Enqueue) and skew < 0):
+        # A client that sends a million jobs gives the last of them the time of the first, which does no harm. Nor does a reader.
+        may_be_late = isinstance(call, op.Enqueue) and skew < 0
+        if (
+            (call.changes or isinstance(call, op.Wait))
+            and abs(skew) > self._config.max_skew_us
+            and not may_be_late
+        ):
             detail = f"the call says it is {abs(skew) / SECOND:.1f} s {'later' if skew > 0 else 'earlier'} than it is here"
             raise Problem("clock_skew", detail)
-        if not isinstance(call, (op.Enqueue, op.PublishBlobs)):
-            # Jobs that are due by their producer's clock are ready at once. No lease ends early here.
-            call.now = min(call.now, now)
-
-
-def _without_tokens(answer: Any) -> Any:
-    """Remove lease tokens. A token is enough to end its job, so only workers see it."""
-    if isinstance(answer, Page):
-        return replace(answer, jobs=_without_tokens(answer.jobs))
-    if not isinstance(answer, list):
-        return answer
-    return [replace(one, token=None) if isinstance(one, JobRecord) else one for one in answer]
+        if isinstance(call, op.Enqueue) and skew > 0:
+            # Jobs that are due by their producer's clock are ready at once.
+            for record in call.records:
+                if now < record.run_at_us <= call.now:
+                    record.run_at_us = now
+        call.now = now

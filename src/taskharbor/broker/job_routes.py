@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from taskharbor.broker import models
+from taskharbor.broker.calls import check_queues
 from taskharbor.broker.error_responses import Problem, invalid
 from taskharbor.broker.request_response import ClientGone, unless_left, watched_client
 from taskharbor.broker.routes import Reply, RouteCall, decoded, route, route_many, route_one
-from taskharbor.drivers.operations import Enqueue, Wait
+from taskharbor.drivers.operations import Enqueue, ExtendLease, Operation, Reserve, Settle, Wait
 from taskharbor.drivers.records import Ack, Discard, Extension, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch, RemoteError
 from taskharbor.jobs import (
@@ -117,7 +117,7 @@ async def submit(call: RouteCall) -> Reply:
     call.check_batch(len(jobs))
     now = call.service.now()
     records = _builder.build(await in_turns(_request(job, call) for job in jobs), now)
-    accepted = await call.service.driver.run(Enqueue(records, now, new_ids=True))
+    accepted = await call.run(Enqueue(records, now, new_ids=True))
     status = 200 if all(one.existed for one in accepted) else 201
     if is_single:
         return Reply(status, models.model_of(models.SubmittedJob, accepted[0], job_id=accepted[0].id))
@@ -164,6 +164,9 @@ async def claim(call: RouteCall) -> Claimed:
     call.body = asked = decoded(_original_claim if is_original else _claim, call.body)
     if is_original:
         call.body = models.ClaimRequest(worker=_original_worker(call, asked.worker_id), types=asked.types)
+    else:
+        check_worker(asked.worker or "")
+    check_queues(call.caller, [call.body.queue])
     if call.body.wait_seconds <= 0:
         records = await _reserve(call)
     else:
@@ -172,28 +175,34 @@ async def claim(call: RouteCall) -> Claimed:
             if left.done() and records:
                 # Nobody is left to do the work, so it need not wait for the leases to expire.
                 unused = [Release(record.id, record.token or "") for record in records]
-                await call.service.driver.settle(unused, now=call.service.now())
+                await call.run(Settle([*unused], call.service.now()))
                 raise ClientGone
     if is_original:
         return models.original_claim(records)
     return models.ClaimedJobs([models.claimed_job(record) for record in records])
 
 
+ORIGINAL_WORKER = "/"
+"""Names of workers of the original protocol begin with it, and no others. Such a name proves a claim."""
+
+
+def check_worker(name: str) -> None:
+    """Raise `Problem` if a worker gives itself a name of the original protocol."""
+    if name.startswith(ORIGINAL_WORKER):
+        raise invalid("a worker's name that begins with a slash", hint="give the worker another name")
+
+
 def _original_worker(call: RouteCall, worker_id: str) -> str:
     """Return the name that the store keeps of a worker of the original protocol. It begins with the name of the access token, so
     that the id proves nothing under another token, nor for a job that was claimed otherwise."""
-    return f"{call.caller.name}/{worker_id}"
+    return f"{ORIGINAL_WORKER}{call.caller.name}/{worker_id}"
 
 
 async def _reserve(call: RouteCall) -> list[JobRecord]:
     wanted: models.ClaimRequest = call.body
-    return await call.service.driver.reserve(
-        wanted.queue,
-        limit=wanted.limit,
-        lease_for=round(wanted.lease_seconds * SECOND),
-        now=call.service.now(),
-        worker=wanted.worker or call.caller.name,
-        types=wanted.types,
+    lease_for, worker = round(wanted.lease_seconds * SECOND), wanted.worker or call.caller.name
+    return await call.run(
+        Reserve(wanted.queue, wanted.limit, lease_for, call.service.now(), worker, wanted.types)
     )
 
 
@@ -202,13 +211,13 @@ async def _wait_for_jobs(call: RouteCall, left: asyncio.Future[Any]) -> list[Job
     loop = asyncio.get_running_loop()
     end = loop.time() + min(call.body.wait_seconds, service.config.max_wait_seconds)
     # Taken before the first claim: a change after it ends the wait.
-    seen = (await service.long_polls.wait(Wait(queues, service.now(), 0.0))).seen
+    seen = (await service.long_polls.wait(Wait(queues, service.now(), 0.0), call.caller.name)).seen
     while True:
         records = await _reserve(call)
         if records:
             return records
         poll = Wait(queues, service.now(), end - loop.time(), seen)
-        woken = await unless_left(left, service.long_polls.wait(poll))
+        woken = await unless_left(left, service.long_polls.wait(poll, call.caller.name))
         if not woken.woken:
             return []
         seen = woken.seen
@@ -227,8 +236,8 @@ async def extend(
 ) -> list[models.HeldLease | JobError]:
     """Return the new lease of each job, or its error."""
     now, lease_for = call.service.now(), round(call.body.lease_seconds * SECOND)
-    run = partial(call.service.driver.extend_lease, lease_for=lease_for, now=now)
-    leases = [lease for _, lease in await _change(call, beats, now, run)]
+    answers = await _change(call, beats, now, lambda changes: ExtendLease(changes, lease_for, now))
+    leases = [lease for _, lease in answers]
     return [one if isinstance(one, JobError) else models.model_of(models.HeldLease, one) for one in leases]
 
 
@@ -237,7 +246,7 @@ async def settle(
 ) -> list[models.SettledJob | JobError]:
     """Settle jobs. Returns the settlement that was written for each, or its error."""
     now = call.service.now()
-    changes = await _change(call, ends, now, partial(call.service.driver.settle, now=now))
+    changes = await _change(call, ends, now, lambda changes: Settle(changes, now))
     return [error or _settled(change) for change, error in changes]
 
 
@@ -252,16 +261,16 @@ async def _change(
     call: RouteCall,
     requests: Sequence[tuple[str, Proof]],
     now: Micros,
-    run: Callable[[list[Any]], Awaitable[Sequence[Any]]],
+    operation: Callable[[list[Any]], Operation[Any]],
 ) -> list[tuple[Change | JobError, Any]]:
-    """Change jobs for their holders by `run`. Returns the change and the answer for each request. Either may be the error."""
+    """Change jobs for their holders. Returns the change and the answer for each request. Either may be the error."""
     failures = (models.RetryRequest, models.FailRequest)
     needed = [job_id for job_id, asked in requests if asked.token is None or isinstance(asked, failures)]
     # Attempts cannot change under a lease, so the values that are read here still hold when the token is checked.
-    records = dict(zip(needed, await call.service.driver.get(needed, now=now), strict=True))
+    records = await call.service.calls.heads(call.caller, needed, now)
     wanted = (_change_of(job_id, asked, records.get(job_id), now, call) for job_id, asked in requests)
     changes = await in_turns(wanted)
-    answers = iter(await run([one for one in changes if not isinstance(one, JobError)]))
+    answers = iter(await call.run(operation([one for one in changes if not isinstance(one, JobError)])))
     return [(one, one if isinstance(one, JobError) else next(answers)) for one in changes]
 
 
@@ -287,7 +296,7 @@ def _change_of(
     attempts, failure = record.attempts + 1, _failure(asked.error)
     is_wanted = isinstance(asked, models.RetryRequest) or asked.retryable
     has_ended = record.state in (JobState.DONE, JobState.DEAD)
-    if not is_wanted or has_ended or attempts + record.stalls >= record.max_attempts:
+    if not is_wanted or has_ended or record.spent + 1 >= record.max_attempts:
         # A repeated failure of a job that has ended is no error.
         return Fail(job_id, token, attempts, failure)
     run_at = _when(asked, now) if isinstance(asked, models.RetryRequest) else None

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import taskharbor
 from taskharbor.broker import models
+from taskharbor.broker.calls import check_queues, queues_of
 from taskharbor.broker.routes import Reply, RouteCall, first_sentence, route, route_many, route_one
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.operations import CancelJobs, Requeue
 from taskharbor.drivers.records import JobFilter, QueueSettings
-from taskharbor.drivers.validation import check
 from taskharbor.errors import JobError, JobNotFound, TaskHarborError
 from taskharbor.jobs import to_datetime
 from taskharbor.queue_settings import check_known
@@ -72,9 +72,7 @@ async def list_jobs(call: RouteCall) -> models.JobViewPage:
     """Jobs by filter, newest accepted first."""
     wanted: models.JobsQuery = call.query
     service, selection = call.service, models.record_of(JobFilter, wanted)
-    page = await service.driver.list_jobs(
-        selection, now=service.now(), limit=wanted.limit, cursor=wanted.cursor or None
-    )
+    page = await call.run(op.ListJobs(selection, service.now(), wanted.limit, wanted.cursor or None))
     jobs = [models.job_view(record, payload=wanted.payload) for record in page.jobs]
     return models.JobViewPage(jobs, page.cursor)
 
@@ -83,7 +81,7 @@ async def list_jobs(call: RouteCall) -> models.JobViewPage:
 async def get_job(call: RouteCall) -> models.JobView:
     """One job, with its payload and result."""
     job_id, service = call.names["id"], call.service
-    (record,) = await service.driver.get([job_id], now=service.now())
+    (record,) = await call.run(op.Get([job_id], service.now()))
     if record is None:
         raise JobNotFound(job_id)
     return models.job_view(record, payload=True)
@@ -92,7 +90,7 @@ async def get_job(call: RouteCall) -> models.JobView:
 @_get("/v1/jobs/{id}/attempts")
 async def job_attempts(call: RouteCall) -> models.JobAttemptViews:
     """How the leases of one job ended, in order."""
-    rows = await call.service.driver.job_attempts(call.names["id"])
+    rows = await call.run(op.JobAttempts(call.names["id"]))
     return models.JobAttemptViews([models.model_of(models.AttemptView, row) for row in rows])
 
 
@@ -100,7 +98,7 @@ async def job_attempts(call: RouteCall) -> models.JobAttemptViews:
 async def read_attempts(call: RouteCall) -> models.AttemptLogPage:
     """The attempt log of all queues, from the beginning or after a cursor."""
     wanted: models.AttemptsQuery = call.query
-    page = await call.service.driver.read_attempts(after=wanted.after or None, limit=wanted.limit)
+    page = await call.run(op.ReadAttempts(wanted.after or None, wanted.limit))
     rows = [models.model_of(models.AttemptView, row) for row in page.attempts]
     return models.AttemptLogPage(rows, page.cursor)
 
@@ -109,7 +107,7 @@ async def read_attempts(call: RouteCall) -> models.AttemptLogPage:
 async def stats(call: RouteCall) -> models.BrokerStats:
     """Every queue, or one, at a glance."""
     now, advertised = call.service.now(), urlsplit(call.service.config.advertise or "").netloc
-    found = await call.service.driver.stats(now=now, queue=call.query.queue or None)
+    found = await call.run(op.Stats(now, call.query.queue or None))
     return models.broker_stats(found, now, advertised or call.request.headers["host"])
 
 
@@ -117,7 +115,7 @@ async def stats(call: RouteCall) -> models.BrokerStats:
 async def get_queue(call: RouteCall) -> models.QueueView:
     """A queue's settings; the defaults where none were made."""
     name = call.names["name"]
-    return models.queue_view(name, await call.service.driver.settings(name))
+    return models.queue_view(name, await call.run(op.Settings(name)))
 
 
 # -- changes ------------------------------------------------------------------------------------------------
@@ -125,11 +123,11 @@ async def get_queue(call: RouteCall) -> models.QueueView:
 _ADMIN: dict[str, Any] = {"tag": "operate", "scope": "admin"}
 
 
-def _route_change(operation: type[CancelJobs | Requeue], one: Any, many: Any) -> None:
+def _route_change(operation: type[op.CancelJobs | op.Requeue], one: Any, many: Any) -> None:
     async def change(call: RouteCall, jobs: Sequence[tuple[str, Any]]) -> list[models.ChangedJob | JobError]:
         ids = [job_id for job_id, _ in jobs]
         how = operation(ids, call.service.now(), **models.given_of(call.body))
-        states = await call.service.driver.run(check(how))
+        states = await call.run(how)
         return [
             state if isinstance(state, JobError) else models.ChangedJob(job_id, state)
             for job_id, state in zip(ids, states, strict=True)
@@ -141,8 +139,8 @@ def _route_change(operation: type[CancelJobs | Requeue], one: Any, many: Any) ->
     route_many(name, change, many, "ids", **more)
 
 
-_route_change(CancelJobs, models.CancelRequest, models.CancelBatch)
-_route_change(Requeue, models.RequeueRequest, models.RequeueBatch)
+_route_change(op.CancelJobs, models.CancelRequest, models.CancelBatch)
+_route_change(op.Requeue, models.RequeueRequest, models.RequeueBatch)
 
 
 @route("POST", "/v1/queues/{name}/cancel", bodies=(models.KeysRequest,), **_ADMIN)
@@ -151,9 +149,7 @@ async def cancel_keys(call: RouteCall) -> models.CancelledKeys:
     service, body = call.service, call.body
     keys = list(dict.fromkeys(body.keys))
     call.check_batch(len(keys))
-    counts = await service.driver.cancel_keys(
-        keys, queue=call.names["name"], now=service.now(), only_waiting=body.only_waiting
-    )
+    counts = await call.run(op.CancelKeys(keys, call.names["name"], service.now(), body.only_waiting))
     return models.CancelledKeys(dict(zip(keys, counts, strict=True)))
 
 
@@ -161,16 +157,17 @@ async def cancel_keys(call: RouteCall) -> models.CancelledKeys:
 async def purge(call: RouteCall) -> models.RemovedJobs:
     """Remove jobs that have ended."""
     selection = models.record_of(JobFilter, call.body)
-    return models.RemovedJobs(await call.service.driver.purge(selection, limit=call.body.limit))
+    return models.RemovedJobs(await call.run(op.Purge(selection, call.body.limit)))
 
 
 @route("PATCH", "/v1/queues/{name}", bodies=(models.QueueSettingsRequest,), problems=(404,), **_ADMIN)
 async def configure_queue(call: RouteCall) -> models.QueueView:
     """Change a queue's settings."""
-    name, driver, now = call.names["name"], call.service.driver, call.service.now()
+    name, now = call.names["name"], call.service.now()
     changes = models.given_of(call.body)
+    change = op.Configure(name, QueueSettings(**changes), now, list(changes))  # type: ignore[arg-type]
+    check_queues(call.caller, queues_of(change))
     if not call.body.create:
-        await check_known(driver, name, now)
-    settings = QueueSettings(**changes)
-    await driver.configure(name, settings, now=now, fields=list(changes))  # type: ignore[arg-type]
-    return models.queue_view(name, await driver.settings(name))
+        await check_known(call.service.driver, name, now)
+    await call.run(change)
+    return models.queue_view(name, await call.run(op.Settings(name)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -22,8 +22,12 @@ from taskharbor.broker.models import batch_item, batch_of
 from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller
 from taskharbor.drivers.broker_protocol import REQUEST_ID
+from taskharbor.drivers.operations import Operation
+from taskharbor.drivers.validation import check
 from taskharbor.errors import JobError
 from taskharbor.jobs import Micros
+
+A = TypeVar("A")
 
 JSON = "application/json"
 MOST_PARAMETERS = 200
@@ -41,6 +45,10 @@ class RouteCall(msgspec.Struct):
     """The names from the path."""
     query: Any = None
     body: Any = None
+
+    async def run(self, operation: Operation[A]) -> A:
+        """Check a call of the contract, and carry it out for this caller."""
+        return await self.service.calls.run(self.caller, check(operation))
 
     def check_batch(self, length: int) -> None:
         """Raise `Problem` if a batch has more items than are accepted."""

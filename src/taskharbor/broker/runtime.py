@@ -12,8 +12,10 @@ from typing import Protocol, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from taskharbor.broker.calls import Calls
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.error_responses import Problem
+from taskharbor.broker.quotas import Rates, Shares
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Wait
@@ -76,6 +78,7 @@ class Service:
         self.stopping = asyncio.Event()
         """Set: long polls are answered at once, and new calls are refused."""
         self._clock: Clock = clock or BackendClock(driver.time)
+        self.calls = Calls(driver, self.config)
         self.long_polls = LongPolls(driver, self.config, self.now)
         self._tasks: list[asyncio.Task[None]] = []
         """The tasks beside the requests, from the start to the end."""
@@ -174,8 +177,8 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 LOOK_AGAIN = 1.0
 """Seconds after which the store is asked again. Only then it tells the due times of jobs that were stored since."""
-MOST_WATCHED = 10_000
-"""The most queues that are watched at once: a caller can name any number."""
+MOST_WATCHED = 2000
+"""The most queues that are watched at once: a caller can name any number. Each is looked at once a second."""
 FORGET_AFTER = 5.0
 """Seconds that a queue is watched after the last call that named it: long enough to ask again after an answer."""
 
@@ -183,6 +186,8 @@ FORGET_AFTER = 5.0
 class _Watcher(msgspec.Struct):
     """One queue that clients wait for."""
 
+    caller: str
+    """The caller that named it first."""
     changed_at: int = 0
     asked_at: float = 0.0
     now: Micros = 0
@@ -204,23 +209,33 @@ class LongPolls:
         """A random name: numbers of another broker, or of this one before a restart, mean nothing here."""
         self._number = 0
         self._watchers: dict[str, _Watcher] = {}
-        self.waiting = 0
+        self._lines = Rates(1.0, 10.0)
+        """Lines of the log about queues that cannot be watched: a caller can name many."""
+        has_tokens = bool(config.tokens)
+        self._watched = Shares.of_tokens(MOST_WATCHED, has_tokens)
+        self._waiting = Shares.of_tokens(config.max_waiting, has_tokens)
 
-    async def wait(self, call: Wait) -> Woken:
+    @property
+    def waiting(self) -> int:
+        """The number of clients that wait."""
+        return self._waiting.held
+
+    async def wait(self, call: Wait, caller: str) -> Woken:
         """`Driver.wait` for a client. `now` counts only where clients' clocks are trusted: dues are judged by it then."""
         for queue in call.queues:
-            self._watch(queue, call.now)
+            self._watch(queue, call.now, caller)
         told = await wait(self, replace(call, timeout=0.0))
         if not told.woken and call.timeout > 0:
-            if self.waiting >= self._config.max_waiting:
-                detail = f"{self.waiting} calls are waiting for work already"
+            if not self._waiting.take(caller):
+                detail = (
+                    f"too many calls of the token {caller}, or of all tokens, are waiting for work already"
+                )
                 raise Problem("too_many_waiting", detail, retry_after=1)
-            self.waiting += 1
             try:
                 longest = min(call.timeout, self._config.max_wait_seconds)
                 told = await wait(self, replace(call, timeout=longest, seen=told.seen))
             finally:
-                self.waiting -= 1
+                self._waiting.give_back(caller)
         return Woken(told.woken and not self._is_stopped, told.seen)
 
     def stop(self) -> None:
@@ -250,13 +265,13 @@ class LongPolls:
         self._number += 1
         watcher.changed_at = self._number
 
-    def _watch(self, queue: str, now: Micros) -> None:
+    def _watch(self, queue: str, now: Micros, caller: str) -> None:
         watcher = self._watchers.get(queue)
         if watcher is None:
-            if len(self._watchers) >= MOST_WATCHED:
-                detail = f"{MOST_WATCHED} queues are being watched already"
+            if not self._watched.take(caller):
+                detail = f"too many queues are being watched for the token {caller}, or for all tokens"
                 raise Problem("too_many_waiting", detail, retry_after=1)
-            watcher = self._watchers[queue] = _Watcher()
+            watcher = self._watchers[queue] = _Watcher(caller)
             # Changes before the watch began are not known.
             self._change(watcher)
             watcher.task = asyncio.create_task(self._keep_watching(queue, watcher))
@@ -275,7 +290,7 @@ class LongPolls:
                 seen, is_failing, is_changed = told.seen, False, told.woken
             except Exception as error:
                 # Any error: waiting clients must not be forgotten, and their own next claim tells them of it.
-                if not is_failing:
+                if not is_failing and not self._lines.take(""):
                     log.warning("cannot wait for queue %r: %s; trying again", queue, type(error).__name__)
                 is_failing = is_changed = True
             if is_changed:
@@ -285,3 +300,4 @@ class LongPolls:
                 await asyncio.sleep(LOOK_AGAIN)
         # The next client begins with a new watcher, and is told to look.
         del self._watchers[queue]
+        self._watched.give_back(watcher.caller)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,23 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from taskharbor.broker.admission import BrokerApp
+from taskharbor.broker.admission import ABORT, BrokerApp
 from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.quotas import Shares
 from taskharbor.drivers.waiting import set_within
 from taskharbor.errors import InvalidRequest
 from taskharbor.worker.health import is_loopback
 
+if sys.platform != "win32":
+    import resource
+
 DEFAULT_BIND = "127.0.0.1:7433"
 KEEP_ALIVE_SECONDS = 75
 GRACE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 10.0
+_ACCEPT_AGAIN_SECONDS = 1.0
+
+log = logging.getLogger("taskharbor.broker")
 
 
 class TLS(msgspec.Struct, frozen=True):
@@ -72,8 +83,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _is_too_long = False
     _timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, on_lost: Callable[[], None], **options: Any) -> None:
         super().__init__(*args, **options)
+        self._on_lost = on_lost
         self._limits: BrokerConfig = self.config.app.service.config  # type: ignore[union-attr]
         # The broker's own access log leaves out queries. uvicorn's would write them to any handler of the root logger.
         self.access_log = False
@@ -81,12 +93,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
-            transport.abort()
-            return
         self._timer = self.loop.call_later(self.head_seconds, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost()
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -100,6 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
         if self._timer is None:
             self._timer = self.loop.call_later(self.head_seconds, self.transport.close)
 
@@ -127,6 +138,94 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
+_FREE_FILES = 64
+"""Open files, at the least, that connections leave to the store and to the program."""
+
+
+def most_connections(wanted: int) -> int:
+    """Return the most connections that the limit of open files allows."""
+    if sys.platform == "win32":
+        return wanted
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        wanted
+        if files == resource.RLIM_INFINITY
+        else min(wanted, max(1, files - max(_FREE_FILES, files // 8)))
+    )
+
+
+def place_of(address: str) -> str:
+    """Return the name under which connections of an address are counted. One host may have a whole /64 network of IPv6."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return address
+    return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
+
+
+class Door:
+    """Accepts connections. They are counted from then on, so also while TLS shakes hands: asyncio's server has no such limit, and
+    writes thousands of lines when the process has no file left."""
+
+    def __init__(
+        self, listener: socket.socket, make: Callable[..., asyncio.Protocol], app: BrokerApp
+    ) -> None:
+        limits = app.service.config
+        self._listener = listener
+        self._make = make
+        self._counted = Shares(most_connections(limits.max_connections), limits.max_per_address)
+        self._opening: set[asyncio.Task[None]] = set()
+
+    async def run(self, tls: ssl.SSLContext | None) -> None:
+        """Accept connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    connection, address = await loop.sock_accept(self._listener)
+                except OSError as error:
+                    log.warning("cannot accept connections: %s; trying again", error.strerror)
+                    await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
+                    continue
+                place = place_of(address[0])
+                if self._counted.take(place):
+                    task = loop.create_task(self._open(connection, place, tls))
+                    self._opening.add(task)
+                    task.add_done_callback(self._opening.discard)
+                else:
+                    connection.close()
+                # An accept that need not wait lets no other task run.
+                await asyncio.sleep(0)
+        finally:
+            for task in self._opening:
+                task.cancel()
+
+    async def _open(self, connection: socket.socket, place: str, tls: ssl.SSLContext | None) -> None:
+        is_counted = True
+
+        def uncount() -> None:
+            nonlocal is_counted
+            if is_counted:
+                is_counted = False
+                self._counted.give_back(place)
+
+        # The longest time of a handshake; a connection without TLS has none.
+        times = {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": HANDSHAKE_SECONDS}
+        make = partial(self._make, on_lost=uncount)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                make, connection, ssl=tls, **(times if tls else {})
+            )
+        except BaseException as error:
+            # Nobody else closes it if there never was a transport.
+            connection.close()
+            uncount()
+            if not isinstance(error, (OSError, EOFError)):
+                raise
+
+
 class BrokerServer(uvicorn.Server):
     """A server that stops as soon as it is told, not at the next tick. It leaves signals to the program that started it."""
 
@@ -147,7 +246,9 @@ class BrokerServer(uvicorn.Server):
                 ssl_keyfile=None if tls is None or tls.key is None else str(tls.key),
             )
         )
+        self._app = app
         self._service = app.service
+        self._accepting: list[asyncio.Task[None]] = []
         self._grace = grace
         self._asked = asyncio.Event()
         self._forced = asyncio.Event()
@@ -162,14 +263,25 @@ class BrokerServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        make = partial(
+            BoundedProtocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        doors = [Door(listener, make, self._app) for listener in sockets or ()]
+        self._accepting = [asyncio.create_task(door.run(self.config.ssl)) for door in doors]
+        self.started = True
+
     async def main_loop(self) -> None:
         await self.on_tick(0)
         while not await set_within(self._asked, 1):
             await self.on_tick(0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()
+        for accepting in self._accepting:
+            accepting.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        for listener in sockets or ():
+            listener.close()
         self._service.stop_waiting()
         for connection in list(self.server_state.connections):
             connection.shutdown()

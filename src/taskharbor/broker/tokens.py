@@ -1,11 +1,13 @@
 """Tokens: the callers of a broker, and their scopes.
 
-A token is `name:scope[,scope]:secret`. Only a digest of the secret is kept. A presented secret is compared with every digest in
-constant time, so neither the duration nor a memory dump tells how close a guess was.
+A token is `name:scope[,scope]:secret`, or `name:scope[,scope]:queue[,queue]:secret` if it is limited to some queues. Only a
+digest of the secret is kept. A presented secret is compared with every digest in constant time, so neither the duration nor a
+memory dump tells how close a guess was.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import os
@@ -23,7 +25,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 ENVIRONMENT = "TASKHARBOR_BROKER_TOKENS"
 SHORTEST_SECRET = 16
 
-_FORM = "name:scope[,scope]:secret"
+_FORM = "name:scope[,scope]:secret or name:scope[,scope]:queue[,queue]:secret"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SECRET = re.compile(r"[A-Za-z0-9._~+/=-]+")
 
@@ -34,6 +36,19 @@ class Caller(msgspec.Struct, frozen=True):
     name: str
     scopes: frozenset[Scope]
     """The scopes, with all that they imply."""
+    queues: str | None = None
+    """Patterns of the queues that the caller reaches, with commas between them. `*` stands for any text. None: all queues."""
+
+    def reaches(self, queue: str | None) -> bool:
+        """Return True if the caller may use a queue. None stands for all queues."""
+        if self.queues is None:
+            return True
+        return queue is not None and _matcher(self.queues).fullmatch(queue) is not None
+
+
+@functools.lru_cache(1024)
+def _matcher(queues: str) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(one).replace(r"\*", ".*") for one in queues.split(",")), re.DOTALL)
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -62,7 +77,8 @@ def find_caller(tokens: Sequence[Token], authorization: bytes | None) -> Caller 
 def parse_token(text: str, *, where: str = "the token") -> Token:
     """Read a token. Errors name the place and never repeat the text: it may be a secret with a typing error in front."""
     name, first, rest = text.strip().partition(":")
-    listed, second, secret = rest.partition(":")
+    listed, second, rest = rest.partition(":")
+    limit, third, secret = rest.rpartition(":")
     if not first or not second:
         raise InvalidRequest(f"{where} is not of the form {_FORM}")
     if not _NAME.fullmatch(name):
@@ -75,9 +91,18 @@ def parse_token(text: str, *, where: str = "the token") -> Token:
             f"the secret of {where} ({name}) must have at least {SHORTEST_SECRET} characters, of letters, digits and ._~+/=-; "
             "make one with: openssl rand -hex 24"
         )
+    queues = [queue.strip() for queue in limit.split(",")] if third else []
+    if not all(queues):
+        raise InvalidRequest(f"{where} ({name}) has an empty queue: write {_FORM}")
+    if queues and "bulk" in wanted:
+        raise InvalidRequest(
+            f"{where} ({name}) has the scope bulk and is limited to queues: staged jobs may be of any queue"
+        )
     # admin implies all, and every scope implies read.
     scopes: Sequence[Scope] = SCOPES if "admin" in wanted else ("read", *cast("list[Scope]", wanted))
-    return Token(Caller(name, frozenset(scopes)), hashlib.sha256(secret.encode()).digest())
+    return Token(
+        Caller(name, frozenset(scopes), ",".join(queues) or None), hashlib.sha256(secret.encode()).digest()
+    )
 
 
 def parse_tokens(lines: Iterable[str], *, where: str) -> tuple[Token, ...]:

@@ -85,7 +85,7 @@ def _broken(name: str, error: Exception) -> BadInput:
             frame for frame in frames if "importlib" not in frame.filename and _PACKAGE not in frame.filename
         ]
         where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-        said, hint = str(error), "--debug shows the traceback"
+        said, hint = "; ".join([str(error), *getattr(error, "__notes__", ())]), "--debug shows the traceback"
     return BadInput(f"importing {name} failed: {type(error).__name__}: {said}{where}", hint=hint)
 
 

@@ -41,7 +41,7 @@ _MAKE_TOKENS = (
 )
 @option("--store", "URL", "The store to serve; the same as --url.")
 @option("--bind", "[HOST:]PORT", "Where to listen.", "127.0.0.1:7433")
-@option("--token-file", opt.FILE, "Who may call: lines like name:scope[,scope]:secret.")
+@option("--token-file", opt.FILE, "Who may call: lines like name:scope[,scope][:queues]:secret.")
 @option(
     "--host-name host_names", "NAME", "A name under which clients know this broker; repeat.", multiple=True
 )
@@ -54,6 +54,8 @@ _MAKE_TOKENS = (
 @option("--max-body", click.FloatRange(min=0.001, max=1024), "Largest request, in MiB.", 32.0)
 @option("--max-batch", opt.COUNT, "Most jobs in one request.", 10_000)
 @option("--max-waiting", opt.COUNT, "Most long polls at once.", 1000)
+@option("--max-connections", opt.COUNT, "Most connections at once.", 4096)
+@option("--max-per-address", opt.COUNT, "Most of them from one address.", 512)
 @option("--max-skew", opt.duration, "How wrong a worker's clock may be.", "60s")
 @flag("--trust-client-time", "Take clients' time as it is (tests, simulations).", hidden=True)
 @option("--grace", opt.duration, "How long a stop waits for calls.", "10s")
@@ -100,14 +102,14 @@ def broker(settings: Invocation, /, **options: Any) -> None:
         if candidacy is not None and is_unknown:
             said = "standbys and clients must be told where this broker is, and its bind address does not say"
             raise BadInput(said, hint="give --advertise, like --advertise http://queue-1.internal:7433")
-        same = ("rate", "burst", "max_batch", "max_waiting", "trust_client_time", "access_log")
+        same = "rate burst max_batch max_waiting max_connections max_per_address trust_client_time access_log"
         config = BrokerConfig(
             tokens=tokens,
             host_names=(*options["host_names"], host),
             advertise=address,
             max_body_bytes=round(options["max_body"] * MIB),
             max_skew_us=to_micros(options["max_skew"]),
-            **{name: options[name] for name in same},
+            **{name: options[name] for name in same.split()},
         )
 
         def when_ready(server: BrokerServer) -> None:

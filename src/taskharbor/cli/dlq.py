@@ -14,10 +14,10 @@ from taskharbor.cli import options as opt
 from taskharbor.cli.errors import FAILED, BadInput, CommandFailed, say_error
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, select, types_option
 from taskharbor.cli.options import Invocation, flag, option
-from taskharbor.cli.output import WIDE, Column, answer, cell, duration_text, emit, relative_text
+from taskharbor.cli.output import answer, duration_text, emit
 from taskharbor.client import chunks
 from taskharbor.errors import JobError
-from taskharbor.jobs import JobRecord, JobState, Micros, to_datetime, to_micros
+from taskharbor.jobs import JobState, to_datetime, to_micros
 
 DEAD = (JobState.DEAD,)
 
@@ -36,7 +36,8 @@ def cancel(
     heartbeat.
     """
     if bool(ids) == bool(keys) or bool(keys) != bool(queue):
-        raise BadInput("say which: either ids, or --key with --queue")
+        hint = "`taskharbor list` shows ids and keys"
+        raise BadInput("say which: either ids, or --key with --queue", hint=hint)
     with opt.open_client(settings) as client:
         if queue:
             keys = tuple(dict.fromkeys(keys))
@@ -88,7 +89,7 @@ def list_dead(settings: Invocation, /, limit: int, cursor: str | None, **selecte
     """List dead jobs with what killed them."""
     with opt.open_client(settings) as client:
         listing = Listing(client, select(states=DEAD, **selected), limit, cursor)
-        listing.show(settings, _columns(client.now()), "no dead jobs")
+        listing.show(settings, "no dead jobs")
 
 
 @dlq.command()
@@ -144,12 +145,16 @@ def requeue(
 
 
 @dlq.command()
+@flag("--all everything", "Every dead job.")
 @opt.queue_option
 @types_option
 @option("--older-than", opt.duration, "Only what died longer ago than this: 7d, 12h.", metavar="AGE")
 @flag("--yes -y", "Do not ask.")
 def purge(settings: Invocation, /, older_than: timedelta | None, yes: bool, **selected: Any) -> None:
-    """Remove dead jobs for good."""
+    """Remove dead jobs for good: by --all, --queue, --type, --older-than."""
+    if not (selected.pop("everything") or older_than or any(selected.values())):
+        wanted = "say which: a selection by --all, --queue, --type or --older-than"
+        raise BadInput(wanted, hint="`taskharbor dlq list` shows what is there")
     if settings.json and not yes:
         raise BadInput("purge asks before it removes, and --json cannot be asked", hint="add --yes")
     with opt.open_client(settings) as client:
@@ -169,19 +174,3 @@ def purge(settings: Invocation, /, older_than: timedelta | None, yes: bool, **se
         while gone := client.purge(selection, limit=LARGEST_PAGE):
             removed += gone
     answer(settings, RemovedJobs(removed), f"{removed} removed")
-
-
-def _columns(now: Micros) -> tuple[Column, ...]:
-    return (
-        Column("id"),
-        Column(
-            "what died", lambda job: cell(f"{job.type}: {_reason(job)}", "red"), False, True, most=WIDE - 1
-        ),
-        Column("type", shrinks=True, least=WIDE),
-        Column("died", lambda job: relative_text(job.finished_at_us or now, now), least=WIDE),
-        Column("because", lambda job: cell(_reason(job), "red"), shrinks=True, least=WIDE),
-    )
-
-
-def _reason(job: JobRecord) -> str:
-    return (job.last_error or "no reason recorded").partition("\n")[0]

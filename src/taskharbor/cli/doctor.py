@@ -22,7 +22,7 @@ import msgspec
 import taskharbor
 from taskharbor.cli.errors import FAILED
 from taskharbor.cli.options import Invocation, command, flag, shown_url, store_file
-from taskharbor.cli.output import answer, duration_text, emit, plain
+from taskharbor.cli.output import answer, duration_text, emit, plain, plural
 from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers
@@ -48,9 +48,10 @@ class Check(msgspec.Struct, frozen=True):
 
 
 @command()
-def doctor(settings: Invocation) -> int:
+@flag("--repair", "Set aside stored jobs that no worker could load.")
+def doctor(settings: Invocation, repair: bool) -> int:
     """Check the installation, the store and the clock."""
-    checks = asyncio.run(_examine(settings))
+    checks = asyncio.run(_examine(settings, repair))
     failed = any(check.verdict == "fail" for check in checks)
     if settings.json:
         emit({"ok": not failed, "url": shown_url(settings.url), "checks": checks})
@@ -63,7 +64,7 @@ def doctor(settings: Invocation) -> int:
     return FAILED if failed else 0
 
 
-async def _examine(settings: Invocation) -> list[Check]:
+async def _examine(settings: Invocation, repairs: bool) -> list[Check]:
     checks = [Check("python", "ok", f"{platform.python_version()} at {sys.executable}"), _packages()]
     try:
         driver = connect(settings.url)
@@ -83,6 +84,8 @@ async def _examine(settings: Invocation) -> list[Check]:
         async with asyncio.timeout(ANSWER_SECONDS):
             async for check in _backend(driver):
                 checks += [check]
+        if repairs:
+            checks.append(await _repair(driver))
     except (TaskHarborError, OSError) as error:
         # A timeout of the doctor's own is an OSError without a message.
         found = str(error) or f"{shown_url(settings.url)}: no answer within {ANSWER_SECONDS:g} s"
@@ -159,7 +162,7 @@ async def _backend(driver: Driver) -> AsyncIterator[Check]:
     stats = await driver.stats(now=await driver.time())
     counts = {state: sum(one.counts.get(state, 0) for one in stats) for state in JobState}
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no jobs"
-    yield Check("queues", "ok", f"{len(stats)} queues, {told}")
+    yield Check("queues", "ok", f"{plural(len(stats), 'queue')}, {told}")
     paused = [one.queue for one in stats if one.settings.paused]
     if paused:
         yield Check("paused", "warn", ", ".join(paused), f"taskharbor queues resume {' '.join(paused)}")
@@ -182,6 +185,16 @@ async def _write(driver: Driver) -> Check:
         advice = "nothing can be enqueued or ended until it takes writes again"
         return Check("write", "fail", str(error), advice)
     return Check("write", "ok", f"a write takes {duration_text(took)}")
+
+
+async def _repair(driver: Driver) -> Check:
+    """Set aside stored jobs that no worker could load. However many jobs there are, all of them are looked at."""
+    if not hasattr(driver, "repair"):
+        advice = "run it where the store is: a broker's clients cannot repair it"
+        return Check("repair", "warn", "not possible with this driver", advice)
+    found: list[str] = await driver.repair()
+    advice = "look at them with `taskharbor dlq`, and find out what wrote them" if found else ""
+    return _warning_if(advice, "repair", "; ".join(found) or "no damaged jobs")
 
 
 async def _timed(call: Awaitable[object]) -> Micros:

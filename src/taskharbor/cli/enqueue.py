@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +23,11 @@ from taskharbor.bulk import publish_staged, stage
 from taskharbor.cli import options as opt
 from taskharbor.cli.errors import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
-from taskharbor.cli.output import Show, answer, emit, progress
+from taskharbor.cli.output import Show, answer, emit, plural, progress
 from taskharbor.client import CHUNK, Client, chunks, portal
 from taskharbor.drivers.operations import Enqueue
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest, field_error
+from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
 from taskharbor.jobs import JobRecord, JobRequest, Micros, UpdateFlags
 from taskharbor.requests import EncodedPayload, RecordBuilder, new_id
@@ -36,13 +38,13 @@ _LONGEST_NAME = 200
 @opt.command(
     epilog="\b\nExamples:\n"
     '  taskharbor enqueue greet \'{"name": "Ada"}\'\n'
-    '  taskharbor enqueue --app jobs:harbor greet \'{"name": "Ada"}\'   (checked, with the options it declares)\n'
+    '  taskharbor enqueue --app jobs:harbor greet \'{"name": "Ada"}\'\n'
     "  taskharbor enqueue greet --arg name=Ada --delay 10m --priority 5\n"
     "  taskharbor enqueue --from jobs.jsonl\n"
     "  taskharbor enqueue --from jobs.jsonl --once load-2026-11-17\n"
     "  produce | taskharbor enqueue --from -\n"
     "A line of JSONL:\n"
-    '  {"type": "greet", "payload": {"name": "Ada"}, "queue": "mail", "delay_seconds": 60}'
+    '  {"type": "greet", "payload": {"name": "Ada"}, "delay_seconds": 60}'
 )
 @click.argument("type", required=False, metavar="[TYPE]")
 @click.argument("words", metavar="[PAYLOAD-JSON]", nargs=-1)
@@ -103,7 +105,7 @@ def enqueue(
     if type is None:
         hint = "`taskharbor enqueue --help` has examples"
         raise BadInput("say which type of job, or give --from FILE", hint=hint)
-    decoded = _payload(words, options["arguments"])
+    decoded = _payload(words, options["arguments"], app.handlers.get(type) if app else None)
     if options["run_at"] is not None and options["delay"] is not None:
         raise BadInput("give either --run-at or --delay, not both")
     fields = {name: value for name, value in options.items() if name in JobRequest.__struct_fields__}
@@ -129,14 +131,17 @@ def _declared(app: Harbor | None, request: JobRequest) -> JobRequest:
 _QUOTE = 'quote it for the shell: \'{"name": "Ada"}\', or use --arg name=Ada'
 
 
-def _payload(words: tuple[str, ...], arguments: tuple[str, ...]) -> Any:
+def _payload(words: tuple[str, ...], arguments: tuple[str, ...], handler: Handler | None) -> Any:
     if len(words) > 1:
         said = f"the payload is one word for the shell, and here are {len(words)}: {' '.join(words)}"
         raise BadInput(said, hint=_QUOTE)
     if words and arguments:
         raise BadInput("give the payload as JSON or by --arg, not both")
     if not words:
-        return {name: _guess(value) for name, value in opt.parse_pairs(arguments, "--arg").items()}
+        declared = handler.arguments.type if handler and handler.arguments else msgspec.Struct
+        texts = {one.name for one in msgspec.structs.fields(declared) if one.type in (str, str | None)}
+        given = opt.parse_pairs(arguments, "--arg")
+        return {name: value if name in texts else _guess(value) for name, value in given.items()}
     try:
         return msgspec.json.decode(sys.stdin.read() if words[0] == "-" else words[0])
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
@@ -208,6 +213,7 @@ class Lines:
     def __init__(self, file: BinaryIO, app: Harbor | None = None) -> None:
         self._file = file
         self._app = app
+        self.name = str(getattr(file, "name", "FILE")).replace("<stdin>", "FILE")
         self._builder = RecordBuilder() if app is None else RecordBuilder(app.defaults, app.codecs)
         self.size: int | None = None
         with suppress(OSError, AttributeError):
@@ -276,12 +282,15 @@ def enqueue_lines(
     except (BackendUnavailable, KeyboardInterrupt) as error:
         # The chunk under way may or may not have been accepted.
         line = lines.next_line
-        said = f"{accepted} jobs before line {line} were accepted, of the next {chunk} some may be"
+        said = f"{plural(accepted, 'job')} accepted before line {line}, and perhaps some of the next {chunk}"
         hint = "look at `taskharbor stats` before you go on; with --once NAME a file can be sent again"
         raise _stopped(error, said, hint, accepted=accepted, line=line) from error
     if (bad := lines.bad) is not None:
-        said = f"{bad}; {accepted} jobs before it were accepted"
-        hint = f"mend it, then go on from there: tail -n +{bad.number} FILE | taskharbor enqueue --from -"
+        said = f"{bad}; {plural(accepted, 'job')} before it accepted"
+        words = ["-" if one == lines.name else one.replace(f"={lines.name}", "=-") for one in settings.argv]
+        again = shlex.join(opt.shown_url(one) if "://" in one else one for one in words)
+        rest = f"tail -n +{bad.number} {shlex.quote(lines.name)}"
+        hint = f"mend it, then go on from there: {rest} | taskharbor {again}"
         raise BadInput(said, hint=hint, line=bad.number, accepted=accepted)
     _summary(settings, accepted, existed, time.monotonic() - started)
 
@@ -316,7 +325,7 @@ def enqueue_once(settings: Invocation, client: Client, lines: Lines, name: str, 
         added = call(publish_staged.publish(driver, write, [task], now))
     except (BackendUnavailable, KeyboardInterrupt) as error:
         hint = "run the same command again: under one name the jobs are enqueued once"
-        raise _stopped(error, f"{staged} jobs were read", hint) from error
+        raise _stopped(error, f"{plural(staged, 'job')} read", hint) from error
     _summary(settings, staged, staged - added, time.monotonic() - started)
 
 
@@ -334,4 +343,4 @@ def _summary(settings: Invocation, accepted: int, existed: int, seconds: float) 
         return
     rate = f", {accepted / seconds:,.0f}/s" if accepted >= 1000 and seconds > 0 else ""
     there = f", {existed} of them there already" if existed else ""
-    click.echo(f"{accepted} jobs accepted{there} in {seconds:.1f} s{rate}", err=True)
+    click.echo(f"{plural(accepted, 'job')} accepted{there} in {seconds:.1f} s{rate}", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,8 +64,7 @@ def list_jobs(
     states = tuple(map(JobState, selected.pop("state")))
     with open_client(settings) as client:
         listing = Listing(client, select(states=states, **selected), inf if everything else limit, cursor)
-        columns = _columns(client.now(), selected["queue"] is None)
-        listing.show(settings, columns, "no jobs match", payload=payload)
+        listing.show(settings, "no jobs match", payload=payload)
 
 
 def select(**selected: Any) -> JobFilter:
@@ -95,15 +94,13 @@ class Listing:
             if page.cursor is None:
                 return
 
-    def show(
-        self, settings: Invocation, columns: Iterable[Column], nothing: str, *, payload: bool = False
-    ) -> None:
+    def show(self, settings: Invocation, nothing: str, *, payload: bool = False) -> None:
         """Print a document for each job, or a table. If there are more jobs, the cursor follows."""
         if settings.json:
             for job in self:
                 out.emit(job_view(job, payload=payload))
         elif jobs := list(self):
-            out.print_table(columns, jobs)
+            out.print_table(_columns(self._client.now(), self._selection), jobs)
         else:
             click.echo(nothing, err=True)
         if self.cursor is not None:
@@ -113,17 +110,27 @@ class Listing:
                 click.echo(f"more: --cursor {self.cursor}, or --all", err=True)
 
 
-def _columns(now: Micros, queue_shown: bool) -> list[Column]:
-    """Return the columns. The id is always whole, for copying. Other columns are cut or left out on a narrow terminal."""
-    return [
-        Column("id"),
+def _columns(now: Micros, selection: JobFilter) -> list[Column]:
+    """Return the columns, without those that say the same of all jobs. The id is always whole, for copying."""
+
+    def with_remark(job: JobRecord) -> Text:
+        below = cell(remark(job), "bright_black")
+        below.truncate(34, overflow="ellipsis")
+        return cell(job.id).append("\n  ").append(below) if below else cell(job.id)
+
+    columns = [
+        Column("id", with_remark, most=119),
+        Column("id", least=120),
         Column("type", shrinks=True),
-        *([Column("queue", shrinks=True, least=WIDE)] if queue_shown else []),
-        Column("state", lambda job: out.state_cell(job.state)),
-        Column("failed", lambda job: f"{job.attempts + job.stalls}/{job.max_attempts}", True, least=WIDE),
-        Column("when", lambda job: moment(job, now), least=WIDE),
+        Column("queue", shrinks=True, least=80),
+        Column("state", lambda job: cell(*out.STATES[job.state][::-1]), most=WIDE - 1),
+        Column("state", lambda job: out.state_cell(job.state), least=WIDE),
+        Column("failed", lambda job: f"{job.spent}/{job.max_attempts}", True, least=WIDE),
+        Column("when", lambda job: moment(job, now), least=80),
         Column("key / reason", lambda job: cell(remark(job), "bright_black"), shrinks=True, least=120),
     ]
+    is_same = {"queue": selection.queue is not None, "state": len(selection.states or ()) == 1}
+    return [column for column in columns if not is_same.get(column.title)]
 
 
 def moment(job: JobRecord, now: Micros) -> str:
@@ -152,29 +159,29 @@ class InspectedJob(JobView, kw_only=True):
 
 
 @command()
-@click.argument("job_id", metavar="ID")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @flag("--no-payload", "Leave the payload and the result out.")
 @flag("--full", "Cut nothing: whole payload, whole traceback.")
-def inspect(settings: Invocation, job_id: str, no_payload: bool, full: bool) -> None:
-    """Show everything about a job, with its attempt timeline."""
+def inspect(settings: Invocation, ids: tuple[str, ...], no_payload: bool, full: bool) -> None:
+    """Show everything about jobs, with the timeline of their attempts."""
     with open_client(settings) as client:
-        job = client.get(job_id)
-        attempts = client.job_attempts(job_id)
+        found = [(client.get(one), client.job_attempts(one)) for one in ids]
         now = client.now()
-    if settings.json:
-        view = msgspec.structs.asdict(job_view(job, payload=not no_payload))
-        out.emit(InspectedJob(**view, timeline=[model_of(AttemptView, one) for one in attempts]))
-        return
-    screen = out.console()
-    screen.print(_facts(job, now))
-    if not no_payload:
-        _show_value(screen, "payload", job.codec, job.payload, full)
-        if job.result is not None:
-            _show_value(screen, "result", job.codec, job.result, full)
-    if job.last_error:
-        _show_error(screen, job, now, full)
-    screen.print()
-    screen.print(timeline(job, attempts, now, screen))
+    for job, attempts in found:
+        if settings.json:
+            view = msgspec.structs.asdict(job_view(job, payload=not no_payload))
+            out.emit(InspectedJob(**view, timeline=[model_of(AttemptView, one) for one in attempts]))
+            continue
+        screen = out.console()
+        screen.print(_facts(job, now))
+        if not no_payload:
+            _show_value(screen, "payload", job.codec, job.payload, full)
+            if job.result is not None:
+                _show_value(screen, "result", job.codec, job.result, full)
+        if job.last_error:
+            _show_error(screen, job, now, full)
+        screen.print()
+        screen.print(timeline(job, attempts, now, screen), "")
 
 
 def _facts(job: JobRecord, now: Micros) -> Table:
@@ -223,7 +230,7 @@ def _tries(job: JobRecord) -> str:
     parts = ", ".join(f"{count} {how}" for count, how in spent if count)
     if not parts:
         return f"none spent, {job.max_attempts} allowed"
-    return f"{job.attempts + job.stalls} of {job.max_attempts} spent: {parts}"
+    return f"{job.spent} of {job.max_attempts} spent: {parts}"
 
 
 def _lease(job: JobRecord, now: Micros) -> str:
@@ -323,7 +330,7 @@ def timeline(job: JobRecord, attempts: list[Attempt], now: Micros, screen: Conso
         Column("took", took, right=True),
         Column(out.duration_text(length).rjust(width), bar),
         Column("outcome", lambda row: cell(row.outcome, row.style)),
-        Column("worker", lambda row: cell(row.worker or "-", "bright_black"), shrinks=True, least=WIDE),
+        Column("worker", lambda row: cell(row.worker or "-", "bright_black"), shrinks=True, least=80),
         Column("error", lambda row: cell(row.error, "bright_black"), shrinks=True),
     )
     some = "" if len(rows) <= SHOWN else f" (the last {SHOWN} of {len(rows)})"

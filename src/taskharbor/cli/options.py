@@ -133,7 +133,7 @@ class Invocation:
         own = None if self.given_url or self.app is None else self.loaded.url
         if (chosen := self.given_url or own) is None:
             return self.environment_url or DEFAULT_URL
-        winner = "--url is given" if self.given_url else f"the app {self.app} has a store of its own"
+        winner = "another store is given" if self.given_url else f"the app {self.app} has a store of its own"
         self._report_loser("TASKHARBOR_URL", self.environment_url, chosen, winner)
         return self.given_url
 

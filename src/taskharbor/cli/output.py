@@ -238,6 +238,11 @@ def kept_text(kept: Micros | None) -> str:
     return "forever" if kept is None else duration_text(kept) if kept else "not at all"
 
 
+def plural(count: int, noun: str) -> str:
+    """1 job, 2 jobs."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def count_text(count: int) -> str:
     """At most five characters, for tables."""
     for size, unit in ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k")):

@@ -18,7 +18,6 @@ from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, cell, count_text
 from taskharbor.client import Client
 from taskharbor.drivers.records import QueueSettings, QueueStats
-from taskharbor.errors import QueueNotFound
 from taskharbor.jobs import SECOND, JobState, Micros
 
 if TYPE_CHECKING:
@@ -96,7 +95,8 @@ def _change_all(settings: Invocation, names: tuple[str, ...], create: bool, **ch
     with opt.open_client(settings, creating=create) as client:
         if not create and (unknown := set(names) - {one.queue for one in client.stats()}):
             hint = "`taskharbor queues` lists all; --create makes a new one. Nothing was changed"
-            raise BadInput(str(QueueNotFound(", ".join(sorted(unknown)))), hint=hint)
+            said = f"queue {', '.join(map(repr, sorted(unknown)))} is not known: no job, setting or declaration has named it"
+            raise BadInput(said, hint=hint)
         for name in names:
             client.configure(name, create=True, **changes)
             changed = client.settings(name)
@@ -117,14 +117,13 @@ def _sentence(settings: QueueSettings) -> str:
 def _show(stats: list[QueueStats]) -> None:
     columns = (
         Column("queue", shrinks=True),
-        Column("", lambda one: cell("paused", "yellow") if one.settings.paused else cell("on", "green")),
+        Column("state", lambda one: cell("paused", "yellow") if one.settings.paused else cell("on", "green")),
         Column("scheduled", functools.partial(_count, JobState.SCHEDULED), right=True, least=WIDE),
         Column("ready", functools.partial(_count, JobState.READY), right=True),
         Column("inflight", functools.partial(_count, JobState.INFLIGHT), right=True),
         Column("limit", lambda one: str(one.settings.max_inflight or "-"), right=True),
         Column("failures to", lambda one: one.settings.failure_queue or "-", shrinks=True, least=WIDE),
-        Column("keeps done / dead / attempts", lambda one: _kept(one.settings), least=WIDE),
-        Column("keeps", lambda one: _kept(one.settings), most=WIDE - 1),
+        Column("keeps done / dead / log", lambda one: _kept(one.settings)),
     )
     out.print_table(columns, stats)
 

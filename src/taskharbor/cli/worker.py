@@ -152,6 +152,7 @@ def worker(settings: Invocation, /, references: tuple[str, ...], **options: Any)
         return _supervise(settings, options)
     harbor = settings.harbor
     one = harbor.worker(**opt.chosen_options(options))
+    one.is_made_by_import = True
     supervised = options["supervised"]
     if supervised is None:
         _banner(harbor, f"worker {one.name}", options, one.config.queues)
@@ -234,7 +235,7 @@ def _banner(harbor: Harbor | None, label: str, options: dict[str, Any], queues: 
     if queues:
         parts.append(f"queues {', '.join(queues)}")
     if harbor is not None:
-        parts.append(f"{len(harbor.handlers)} job types")
+        parts.append(out.plural(len(harbor.handlers), "job type"))
     out.banner(options["log_format"], [*parts, f"concurrency {options['concurrency']}"])
 
 

@@ -6,15 +6,20 @@ contract's own, with the error of an item as `[kind, job id, detail]` in the ite
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, get_args, get_origin
 
 import msgspec
 
 from taskharbor.drivers.operations import OPERATIONS, Operation
 from taskharbor.errors import JobError
+from taskharbor.jobs import JobRecord
 
-VERSION = 2
+log = logging.getLogger("taskharbor.http")
+
+VERSION = 3
 """Raised when one side would misunderstand the other."""
 
 PATH = "/v1/driver/"
@@ -41,12 +46,33 @@ encode_json = msgspec.json.Encoder(enc_hook=_encode_error).encode
 
 
 def _reader(answer: Any) -> Callable[[bytes], Any]:
+    if answer == list[JobRecord]:
+        return _read_claim
     items = get_args(get_args(answer)[0]) if get_origin(answer) is list else ()
     if JobError not in items:
         return msgspec.msgpack.Decoder(answer).decode
     (other,) = (one for one in items if one is not JobError)
     decode = msgspec.msgpack.Decoder(list[other | tuple[str, str, str]]).decode  # type: ignore[valid-type]
     return lambda data: [_error(*item) if type(item) is tuple else item for item in decode(data)]
+
+
+_read_jobs = msgspec.msgpack.Decoder(list[JobRecord]).decode
+
+
+def _read_claim(data: bytes) -> list[JobRecord]:
+    """Read claimed jobs. One that is stored with values beyond all bounds is left out, and its lease expires."""
+    try:
+        return _read_jobs(data)
+    except msgspec.ValidationError as error:
+        log.error(
+            "a claimed job cannot be loaded: %s; run `taskharbor doctor --repair` at the broker's store",
+            error,
+        )
+    jobs: list[JobRecord] = []
+    for one in msgspec.msgpack.decode(data, type=list[msgspec.Raw]):
+        with suppress(msgspec.ValidationError):
+            jobs.append(msgspec.msgpack.decode(one, type=JobRecord))
+    return jobs
 
 
 def _error(kind: str, job_id: str, detail: str) -> JobError:

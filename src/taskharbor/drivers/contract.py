@@ -151,8 +151,8 @@ class Driver(Dispatcher, abc.ABC):
         """Join a transaction of the caller: a connection or session of a library that the driver knows. Optional. No I/O; the
         handle need not be open. Raises InvalidRequest for a transaction that it cannot join."""
         raise InvalidRequest(
-            f"{type(self).__name__} cannot enqueue within a transaction of yours: its jobs are not kept in that database; "
-            "use postgresql:// for that"
+            f"{type(self).__name__.removesuffix('Driver')} does not join transactions of yours: only postgresql:// does; enqueue "
+            "after your commit, without within()"
         )
 
     # -- working ------------------------------------------------------------------------------------------
@@ -167,7 +167,8 @@ class Driver(Dispatcher, abc.ABC):
         worker: str,
         types: Sequence[str] | None = None,
     ) -> list[JobRecord]:
-        """Reclaim expired leases of the queue, promote due scheduled jobs, then lease up to `limit` runnable jobs.
+        """Reclaim expired leases of the queue, promote due scheduled jobs, then lease up to `limit` runnable jobs. A driver may
+        leave expired leases for the next call, once it has reclaimed a thousand, and `limit` of them.
 
         Order: priority descending, run_at, insertion. Each job comes back inflight with token, worker, a fence one higher,
         reserved_at = now and expires_at = reserved_at + lease_for.
@@ -218,9 +219,9 @@ class Driver(Dispatcher, abc.ABC):
     async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
         """End up to `limit` leases with expires_at <= now: outcome `expired`, stalls + 1. Returns the number of ended leases.
 
-        The job is cancelled if a cancel was requested. It is dead if attempts + stalls >= max_attempts, or if max_stalls is set
-        and stalls >= max_stalls; then last_error (not failed_at) is set and the failure queue is served. Else it is ready again
-        in its old place, and absorbs a blocked job of its key as in settle.
+        The job is cancelled if a cancel was requested. It is dead if attempts + stalls >= max_attempts; with max_stalls, if
+        attempts >= max_attempts or stalls >= max_stalls. Then last_error (not failed_at) is set and the failure queue is served.
+        Else it is ready again in its old place, and absorbs a blocked job of its key as in settle.
         """
         return await self.run(check(op.Reclaim(now, queue, limit)))
 

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from taskharbor.drivers import records as rec
 from taskharbor.errors import JobError
-from taskharbor.jobs import Attempt, Count, Instant, JobRecord, JobState, Lease, Name, Text
+from taskharbor.jobs import Attempt, Count, Instant, JobRecord, JobState, Lease, Name, Now, Text
 
 A_co = TypeVar("A_co", covariant=True)
 Call = TypeVar("Call", bound="type[Operation[Any]]")
@@ -68,7 +68,7 @@ def operation(
 @operation("produce", changes=True, has_batch=True)
 class Enqueue(Operation[list[rec.Enqueued]]):
     records: list[JobRecord]
-    now: Instant
+    now: Now
     new_ids: bool = False
 
 
@@ -77,7 +77,7 @@ class Reserve(Operation[list[JobRecord]]):
     queue: Name
     limit: Count
     lease_for: rec.LeaseTime
-    now: Instant
+    now: Now
     worker: Name
     types: list[Name] | None = None
 
@@ -86,18 +86,18 @@ class Reserve(Operation[list[JobRecord]]):
 class ExtendLease(Operation[list[Lease | JobError]]):
     extensions: list[rec.Extension]
     lease_for: rec.LeaseTime
-    now: Instant
+    now: Now
 
 
 @operation("work", changes=True, has_batch=True)
 class Settle(Operation[list[JobError | None]]):
     settlements: list[rec.Settlement]
-    now: Instant
+    now: Now
 
 
 @operation("work", changes=True)
 class Reclaim(Operation[int]):
-    now: Instant
+    now: Now
     queue: Name | None = None
     limit: Count = 1000
 
@@ -108,7 +108,7 @@ class Reclaim(Operation[int]):
 @operation("admin", changes=True, has_batch=True, name="cancel")
 class CancelJobs(Operation[list[JobState | JobError]]):
     job_ids: list[Name]
-    now: Instant
+    now: Now
     only_waiting: bool = False
 
 
@@ -116,14 +116,14 @@ class CancelJobs(Operation[list[JobState | JobError]]):
 class CancelKeys(Operation[list[int]]):
     keys: list[Name]
     queue: Name
-    now: Instant
+    now: Now
     only_waiting: bool = False
 
 
 @operation("admin", changes=True, has_batch=True)
 class Requeue(Operation[list[JobState | JobError]]):
     job_ids: list[Name]
-    now: Instant
+    now: Now
     run_at_us: Instant | None = None
     keep_counts: bool = False
 
@@ -137,7 +137,7 @@ class Purge(Operation[int]):
 # Workers sweep, so this needs no scope of an operator: it removes only what is due by a queue's own settings.
 @operation("work", changes=True)
 class Prune(Operation[int]):
-    now: Instant
+    now: Now
     limit: Count = 1000
 
 
@@ -145,7 +145,7 @@ class Prune(Operation[int]):
 class Configure(Operation[None]):
     queue: Name
     settings: rec.QueueSettings
-    now: Instant
+    now: Now
     fields: list[rec.SettingsField] | None = None
     """The settings that change. None: all."""
     declares: bool = False
@@ -163,20 +163,20 @@ class Settings(Operation[rec.QueueSettings]):
 @operation("read", has_batch=True)
 class Get(Operation[list[JobRecord | None]]):
     job_ids: list[Name]
-    now: Instant
+    now: Now
 
 
 @operation("read")
 class ListJobs(Operation[rec.Page]):
     selection: rec.JobFilter
-    now: Instant
+    now: Now
     limit: rec.PageSize = 100
     cursor: Text | None = None
 
 
 @operation("read")
 class Stats(Operation[list[rec.QueueStats]]):
-    now: Instant
+    now: Now
     queue: Name | None = None
 
 
@@ -263,13 +263,13 @@ class PublishBlobs(Operation[dict[str, int]]):
     """-1: the write belongs to no series."""
     portion: Count
     names: rec.BlobNames
-    now: Instant
+    now: Now
 
 
 @operation("work")
 class Wait(Operation[rec.Woken]):
     queues: Annotated[list[Name], Meta(min_length=1, max_length=256)]
-    now: Instant
+    now: Now
     timeout: rec.Seconds
     seen: Text | None = None
     """The text that the caller's last wait for these queues returned."""

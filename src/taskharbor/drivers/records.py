@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Meta
 
 from taskharbor.jobs import (
-    LATEST,
     SECOND,
     Attempt,
     Blob,
@@ -23,12 +22,13 @@ from taskharbor.jobs import (
     Micros,
     Name,
     Text,
+    Tries,
     UpdateFlags,
 )
 
 DAY: Micros = 86_400 * SECOND
 
-LeaseTime: TypeAlias = Annotated[Micros, Meta(ge=1, le=LATEST)]
+LeaseTime: TypeAlias = Annotated[Micros, Meta(ge=1, le=DAY)]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 LogPlace: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 BlobName: TypeAlias = Annotated[str, Meta(pattern=r"\A(writes|staging(/[a-z0-9-]{1,64}){0,3})\Z")]
@@ -69,7 +69,7 @@ class RetryAt(_Settlement, frozen=True, tag="retry"):
 
     type: ClassVar = "retry"
     run_at_us: Instant
-    attempts: Count
+    attempts: Tries
     """The new number of recorded failures."""
     error: Failure
 
@@ -78,7 +78,7 @@ class Fail(_Settlement, frozen=True):
     """The execution failed for good; the job becomes dead. If the queue names a failure queue, a job is added there."""
 
     type: ClassVar = "fail"
-    attempts: Count
+    attempts: Tries
     error: Failure
 
 

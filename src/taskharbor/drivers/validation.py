@@ -19,7 +19,7 @@ from msgspec import inspect
 
 from taskharbor.drivers import operations as op
 from taskharbor.errors import InvalidRequest, field_error, shown
-from taskharbor.jobs import LATEST, MAX_HEADERS_BYTES, JobRecord
+from taskharbor.jobs import LARGEST_PAYLOAD, LATEST, MAX_HEADERS_BYTES, JobRecord
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -212,6 +212,11 @@ def _is_utf8(text: str) -> bool:
 def _check_bytes(field: str, values: Sequence[Any]) -> None:
     for other in set(map(type, values)) - {bytes}:
         raise InvalidRequest(f"{field}: expected `bytes`, got `{other.__name__}`")
+    if field == "payload" and (longest := max(map(len, values), default=0)) > LARGEST_PAYLOAD:
+        raise InvalidRequest(
+            f"payload of {longest} bytes: at most {LARGEST_PAYLOAD} are accepted; store the data elsewhere and enqueue a "
+            "reference to it"
+        )
 
 
 def _check_headers(field: str, values: Sequence[dict[str, str]]) -> None:

@@ -13,8 +13,8 @@ from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
 
 from taskharbor.errors import CodecError
 from taskharbor.harbor import Harbor, JobType
-from taskharbor.jobs import SECOND, JobRecord, JobState, to_micros
-from taskharbor.requests import as_duration
+from taskharbor.jobs import SECOND, JobRecord, JobState
+from taskharbor.requests import as_duration, as_instant
 
 _SHOWN = 20
 
@@ -41,9 +41,8 @@ class Expected(TypedDict, total=False):
 
 def enqueued(harbor: Target, job: AnyJobType = None, **expected: Unpack[Expected]) -> list[JobRecord]:
     """Return the jobs that fit, oldest first: of an app, or of one declared job (`enqueued(send_mail)`)."""
-    for name in expected.keys() - Expected.__annotations__.keys():
-        raise TypeError(f"unknown expectation {name!r}; known: {', '.join(Expected.__annotations__)}")
     app, job = _target(harbor, job)
+    _check(app, job, expected)
     return [record for record in _all_jobs(app) if _fits(app, record, job, expected)]
 
 
@@ -59,14 +58,17 @@ def assert_enqueued(
         _fail(harbor, job, expected, "was not enqueued")
     if count is not None and len(found) != count:
         _fail(harbor, job, expected, f"was enqueued {_times(len(found))}, not {_times(count)}")
+    if count == 0:
+        _require_declared(harbor, job)
     return found
 
 
 def refute_enqueued(harbor: Target, job: AnyJobType = None, **expected: Unpack[Expected]) -> None:
-    """Fail if a job that fits was enqueued."""
+    """Fail if a job that fits was enqueued. Raises InvalidRequest for a type that the app does not declare."""
     found = enqueued(harbor, job, **expected)
     if found:
         _fail(harbor, job, expected, f"was enqueued {_times(len(found))}")
+    _require_declared(harbor, job)
 
 
 def _target(given: Target, job: AnyJobType) -> tuple[Harbor, AnyJobType]:
@@ -78,6 +80,29 @@ def _target(given: Target, job: AnyJobType) -> tuple[Harbor, AnyJobType]:
             f"{given!r}, {job!r}: give a job that @harbor.job declared, or the app and then a job or a type"
         )
     return given, job
+
+
+def _check(app: Harbor, job: AnyJobType, expected: Expected) -> None:
+    """Refuse an expectation that no job can meet: `refute_enqueued` would always pass."""
+    for name in expected.keys() - Expected.__annotations__.keys():
+        raise TypeError(f"unknown expectation {name!r}; known: {', '.join(Expected.__annotations__)}")
+    if "run_at" in expected:
+        as_instant("run_at", expected["run_at"])
+    handler = None if job is None else app.handlers.get(_type_of(job))
+    if handler is None or handler.arguments is None or (wanted := expected.get("args")) is None:
+        return
+    known = handler.arguments.type.__struct_fields__
+    extra = wanted.keys() - {*known} if isinstance(wanted, Mapping) else [*wanted][len(known) :]
+    if extra and not handler.arguments._has_variadic:
+        raise TypeError(f"args {wanted!r}: {handler.type} takes {', '.join(known)}")
+
+
+def _require_declared(given: Target, job: AnyJobType) -> None:
+    """Refuse a type by name that the app does not declare: it may be a typing error."""
+    app, job = _target(given, job)
+    if isinstance(job, str) and job not in app.handlers:
+        app.load()
+        app.require(job)
 
 
 def _all_jobs(harbor: Harbor) -> list[JobRecord]:
@@ -100,7 +125,7 @@ def _holds(harbor: Harbor, record: JobRecord, name: str, value: Any) -> bool:
         case "args":
             return _contains(_arguments(harbor, record), _as_stored(harbor, record, value))
         case "run_at":
-            return record.run_at_us == to_micros(value)
+            return record.run_at_us == as_instant(name, value)
         case "delay":
             return record.run_at_us - record.created_at_us == as_duration("delay", value)
         case "headers":

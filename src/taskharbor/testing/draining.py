@@ -48,6 +48,9 @@ LEASE: Micros = 3600 * SECOND
 
 NAME = "taskharbor-drain"
 
+RUNS_OF_ONE = 1000
+"""Executions of one job that are no endless loop yet; a tenth of the limit if that is more."""
+
 
 class Executed(msgspec.Struct, frozen=True):
     """An execution that has ended."""
@@ -133,7 +136,7 @@ def drain(
     `with_scheduled` also runs what is due later, retries included, by moving the app's fake clock from one due time to the
     next. A handler's exception ends its job as it would in production and is found in the report
     (`report.errors`, `report.raise_errors()`), and the failure handlers of a dead job run too. More than `limit` executions
-    are taken for an endless loop.
+    are taken for an endless loop, and so are more than 1,000 of one job (a tenth of the limit, if that is more).
     """
     refuse_in_loop("drain()", "await drain_async(...)")
     return run_here(drain_async(harbor, queues, with_scheduled=with_scheduled, limit=limit))
@@ -149,16 +152,18 @@ async def drain_async(
     if with_scheduled:
         clock_of(harbor)  # Complain before anything runs.
     executed: list[Executed] = []
+    runs: Counter[str] = Counter()
     async with AsyncClient(harbor.driver(), clock=harbor.clock) as client, entered(harbor.lifespan):
         queues = await declare_queues(harbor, client, queues)
         while True:
             one = await run_next(harbor, client, queues)
             if one is not None:
                 executed.append(one)
-                if len(executed) > limit:
+                runs[one.record.id] += 1
+                if len(executed) > limit or runs[one.record.id] > max(limit // 10, RUNS_OF_ONE):
                     raise RuntimeError(
-                        f"{len(executed)} executions and still not empty; is a job enqueueing itself? "
-                        f"The last one was {one}"
+                        f"{len(executed)} executions, {runs[one.record.id]} of them of one job, and still not empty; is a "
+                        f"job enqueueing itself, or snoozing for ever? If not, give a limit above {limit}. The last one was {one}"
                     )
             elif not with_scheduled or not await _step_to_next(harbor, client, queues):
                 return DrainReport(executed)
@@ -236,7 +241,9 @@ async def execute(harbor: Harbor, client: AsyncClient, record: JobRecord) -> Exe
     if refused is not None:
         raise refused
     # The backend's own outcome: a job that was cancelled meanwhile is not retried, whatever the handler did.
-    outcome = (await client.driver.job_attempts(record.id))[-1].outcome
+    state = (await client.get(record.id)).state
+    back = Outcome.RETRIED if isinstance(settlement, RetryAt) else Outcome.RELEASED
+    outcome = Outcome(state) if state.is_terminal else back
     return Executed(record, outcome, error if isinstance(settlement, (RetryAt, Fail)) else None)
 
 

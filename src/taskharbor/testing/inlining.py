@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,12 +15,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from taskharbor.client import AsyncClient, Client, kept_result
+from taskharbor.client import AsyncClient, Client, kept_result, portal
 from taskharbor.clock import Clock, FakeClock, SystemClock
 from taskharbor.drivers.contract import JoinedAsyncTransaction, JoinedTransaction
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.records import Enqueued
-from taskharbor.errors import InvalidRequest
+from taskharbor.errors import InvalidRequest, WaitTimeout
 from taskharbor.handlers import Lifespan
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord, JobState, Micros
@@ -69,6 +70,20 @@ class _StoredAtOnceAsync(_AtOnce, JoinedAsyncTransaction):
         return await self._driver.enqueue(records, now=now)
 
 
+class PrivateClient(Client):
+    """A client of a private store. It does not wait for what cannot happen."""
+
+    def wait_for(self, job_id: str, *, timeout: timedelta | float | None = None) -> JobRecord:
+        record = self.resolve(job_id)
+        # A worker of the test has threads. Without one, nothing runs the job while this thread waits.
+        others = {*threading.enumerate()} - {threading.current_thread(), portal()._thread}
+        if not record.state.is_terminal and not others:
+            raise WaitTimeout(
+                f"job {job_id} is {record.state}, and nothing runs jobs while the test waits: call drain(harbor) before"
+            )
+        return super().wait_for(job_id, timeout=timeout)
+
+
 @contextmanager
 def memory_store(harbor: Harbor, *, clock: Clock | None = None) -> Iterator[Harbor]:
     """Give the app an empty memory store; its own store, clients and clock come back at the end.
@@ -78,7 +93,8 @@ def memory_store(harbor: Harbor, *, clock: Clock | None = None) -> Iterator[Harb
     """
     check_app(harbor)
     ticking = FakeClock(SystemClock().now()) if clock is None else clock
-    before = (harbor._driver, harbor._client, harbor._async_clients, harbor.clock)
+    before = (harbor._driver, harbor._client, harbor._async_clients, harbor.clock, harbor._client_types)
+    harbor._client_types = (PrivateClient, AsyncClient)
     harbor._async_clients = weakref.WeakKeyDictionary()
     harbor.clock = ticking
     harbor.use(PrivateDriver(clock=ticking))
@@ -86,7 +102,7 @@ def memory_store(harbor: Harbor, *, clock: Clock | None = None) -> Iterator[Harb
         yield harbor
     finally:
         harbor.close()
-        harbor._driver, harbor._client, harbor._async_clients, harbor.clock = before
+        harbor._driver, harbor._client, harbor._async_clients, harbor.clock, harbor._client_types = before
 
 
 def run_inline(job_type: JobType[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -153,7 +169,7 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
 
         return call
 
-    class InlineClient(Client):
+    class InlineClient(PrivateClient):
         enqueue_batch = then_run(Client.enqueue_batch)
         enqueue_many = then_run(Client.enqueue_many)
         enqueue_like = then_run(Client.enqueue_like)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, JobFilter, Release
-from taskharbor.errors import BackendUnavailable, TaskHarborError
+from taskharbor.errors import BackendUnavailable, JobError, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import JobState
-from taskharbor.worker.fetch import Assignment, BackendLoop, FetchLoop
+from taskharbor.worker.fetch import Assignment, BackendLoop, FetchLoop, Troubles
 from taskharbor.worker.heartbeat import HeartbeatLoop
-from taskharbor.worker.run import SHUTDOWN
+from taskharbor.worker.run import SHUTDOWN, Hold
 from taskharbor.worker.settle import SettleLoop
 
 log = logging.getLogger("taskharbor.worker")
@@ -156,18 +156,26 @@ class Engine(BackendLoop):
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
                 await self.assignment.heartbeat_over.wait()
-                releases = [Release(hold.record.id, hold.token) for hold in stuck]
-                await self._driver.settle(releases, now=self._clock.now())
-        except (BackendUnavailable, OSError) as error:
+                await self._each(self._release, stuck)
+        except (TaskHarborError, OSError) as error:
             log.warning("jobs could not be given back (%s); they run again when their leases expire", error)
+
+    def _release(self, holds: Sequence[Hold]) -> Awaitable[list[JobError | None]]:
+        releases = [Release(hold.record.id, hold.token) for hold in holds]
+        return self._driver.settle(releases, now=self._clock.now())
 
     async def _stop_when_empty(self) -> None:
         while True:
             await self._fetch.is_idle.wait()
             in_hand = any(one.holds for one in self.assignment.siblings)
-            if not in_hand and await self._outage.ride_out(self._is_empty):
-                self.ask_to_stop()
-                return
+            try:
+                if not in_hand and await self._outage.ride_out(self._is_empty):
+                    self.ask_to_stop()
+                    return
+            except SchemaMismatch:
+                raise
+            except Exception as error:
+                self._troubles.say("no telling if work is left", error)
             # To find a retry, it lists what is scheduled.
             await asyncio.sleep(self._config.poll_interval if self._waits_for_retries else _EMPTY_EVERY)
 
@@ -210,6 +218,7 @@ class SweepLoop:
         self._driver = driver
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self._troubles = Troubles()
         self._random = rng or random.Random()
         self._prune_at = self._loop.time() + self._random.uniform(0, PRUNE_EVERY)
 
@@ -219,8 +228,10 @@ class SweepLoop:
             await asyncio.sleep(RECLAIM_EVERY * self._random.uniform(0.8, 1.2))
             try:
                 await self.sweep()
-            except (TaskHarborError, OSError) as error:
+            except (BackendUnavailable, OSError) as error:
                 log.debug("sweep failed: %s", error)
+            except Exception as error:
+                self._troubles.say("expired leases cannot be swept", error)
 
     async def sweep(self) -> None:
         await self._clock.refresh()

@@ -44,8 +44,7 @@ def decide(
     signal = signals.find_signal(error)
     run_at = None if signal is None else signal.run_at(now)
     if isinstance(signal, signals.Snooze):
-        assert run_at is not None
-        return Release(record.id, token, min(run_at, LATEST))
+        return Release(record.id, token, run_at)
     if isinstance(signal, signals.Cancel):
         return Discard(record.id, token, describe(error))
     if isinstance(error, PayloadRejected):
@@ -57,15 +56,15 @@ def decide(
         return Fail(record.id, token, record.attempts, reason)
     attempts = record.attempts + 1
     failure = describe(error)
-    if isinstance(signal, signals.Unrecoverable) or attempts + record.stalls >= record.max_attempts:
+    if isinstance(signal, signals.Unrecoverable) or record.spent + 1 >= record.max_attempts:
         return Fail(record.id, token, attempts, failure)
     if run_at is None:
         assert not isinstance(handler.retry, int)
         delay = retry_delay(handler.retry, record, attempts, error)
         if delay is None:
             return Fail(record.id, token, attempts, failure)
-        run_at = now + delay
-    return RetryAt(record.id, token, min(run_at, LATEST), attempts, failure)
+        run_at = min(now + delay, LATEST)
+    return RetryAt(record.id, token, run_at, attempts, failure)
 
 
 def no_handler(record: JobRecord) -> Settlement:

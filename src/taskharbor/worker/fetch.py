@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -23,7 +24,14 @@ from msgspec import Meta
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
-from taskharbor.errors import BackendUnavailable, field_error
+from taskharbor.errors import (
+    BackendUnavailable,
+    Forbidden,
+    JobError,
+    SchemaMismatch,
+    TaskHarborError,
+    field_error,
+)
 from taskharbor.jobs import JobRecord, Micros, Outcome
 from taskharbor.worker.run import BufferedRunner, Hold
 
@@ -40,6 +48,12 @@ _ASIDE = 0.0001
 and otherwise waits until this one has nothing left to do: a tenth of the time from hearing of a job to running it."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
+_PATIENCE = 1.0
+"""Seconds for which a queue that does not answer is asked again and again while others wait."""
+_REST = 0.5
+"""Seconds without a claim after one was refused. Twice as long each time, up to `_LONGEST_PAUSE`."""
+_SAY_AGAIN = 60.0
+"""Seconds between two log lines about the same trouble."""
 AHEAD_SECONDS = 0.1
 """Lease ahead what should start within this time, at the pace of late."""
 
@@ -176,11 +190,36 @@ class Assignment(msgspec.Struct, eq=False, kw_only=True):
     """Set when the engine has to look again at whether it is done."""
     heartbeat_over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     """Set while no heartbeat is under way: every hold then has the token that is valid now."""
+    claiming: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    """Held over a claim. A suspect that runs alone has that of all siblings: nothing is claimed meanwhile."""
     closing_at: float | None = None
     """The time of the loop at which nothing more is written."""
 
     def is_past_closing(self) -> bool:
         return self.closing_at is not None and asyncio.get_running_loop().time() > self.closing_at
+
+
+class CallRefused(JobError):
+    """Stands in a batch for the one job for which the driver refuses the whole call."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return what to say about an error. The text of an error from elsewhere may repeat what a job carries."""
+    return str(error) if isinstance(error, TaskHarborError) else type(error).__name__
+
+
+class Troubles:
+    """Logs trouble that may last: once a minute."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._said: dict[str, float] = {}
+
+    def say(self, what: str, error: Exception) -> None:
+        now = self._loop.time()
+        if now - self._said.get(what, -_SAY_AGAIN) >= _SAY_AGAIN:
+            self._said[what] = now
+            log.warning("%s: %s; the worker goes on", what, reason_of(error))
 
 
 class BackendLoop:
@@ -195,6 +234,21 @@ class BackendLoop:
         self._holds = assignment.holds
         self._outage = assignment.outage
         self._loop = asyncio.get_running_loop()
+        self._troubles = Troubles()
+
+    async def _each(
+        self, call: Callable[[Sequence[Hold]], Awaitable[Sequence[T]]], holds: Sequence[Hold]
+    ) -> list[T | CallRefused]:
+        """Call for a batch. If it is refused, it is halved until the job that is to blame stands alone. Outages are raised."""
+        try:
+            return list(await call(holds))
+        except (BackendUnavailable, OSError, SchemaMismatch):
+            raise
+        except Exception as error:
+            if len(holds) == 1:
+                return [CallRefused(holds[0].record.id, reason_of(error))]
+        half = len(holds) // 2
+        return [*await self._each(call, holds[:half]), *await self._each(call, holds[half:])]
 
 
 class FetchLoop(BackendLoop):
@@ -217,6 +271,9 @@ class FetchLoop(BackendLoop):
         """True if jobs were settled since the last look began, in a worker with limits."""
         if self._config.limits:
             self._allowance.on_settled.append(self._look_again)
+        self._rests: dict[str, tuple[float, float]] = {}
+        """The queues that could not be claimed from: the end of their rest, and how long it is."""
+        self._has_claimed = False
         self._pace = Pace(self._loop.time)
         self._room = asyncio.Event()
         self._wants_room = False
@@ -228,6 +285,10 @@ class FetchLoop(BackendLoop):
         self._seen: str | None = None
         self.handed = 0
         """Places of the jobs that were handed to the runner so far."""
+        self._alone: Hold | None = None
+        """A suspect that must have the worker to itself."""
+        self._in_turn = False
+        """True after it: what comes next may well be another, so one job is claimed at a time."""
         self.is_idle = asyncio.Event()
         """Set while the last look at every queue found nothing."""
 
@@ -252,12 +313,16 @@ class FetchLoop(BackendLoop):
             self._loop.call_soon_threadsafe(self._room.set)
 
     async def run(self) -> None:
-        while not self._stopping and self._allowance.left > 0:
+        while not self._stopping and (self._alone or self._allowance.left > 0):
+            if self._alone is not None:
+                await self._run_alone(self._alone)
+                continue
             wanted = await self._wait_for_room()
             if wanted == 0:
                 return
             self._settled = False
-            found = await self._look(wanted)
+            async with self.assignment.claiming:
+                found = await self._look(wanted)
             if found:
                 self.is_idle.clear()
                 if found < wanted:
@@ -311,13 +376,12 @@ class FetchLoop(BackendLoop):
             wanted, found, level = self._at_most(wanted), 0, 0.0
             rooms, unused = self._rooms(), list[str]()
             for queue in sorted(self._queues, key=self._charged.__getitem__):
-                if found >= wanted or self._stopping:
+                if found >= wanted or self._stopping or self._alone:
                     break
                 rest = wanted - found
                 records: list[JobRecord] = []
                 if (limit := min(rest, rooms.get(queue, rest))) > 0:
-                    claim = partial(self._claim, self._driver.reserve, queue, limit)
-                    records = await self._outage.ride_out(claim, give_up=lambda: self._stopping)
+                    records = await self._reserve(queue, limit)
                 if records:
                     self._take(records)
                     found += len(records)
@@ -331,6 +395,34 @@ class FetchLoop(BackendLoop):
                 self._charged[queue] = max(self._charged[queue], level)
         return found
 
+    async def _reserve(self, queue: str, limit: int) -> list[JobRecord]:
+        """Claim jobs. A queue that cannot be claimed from is passed over for a while and holds up no other."""
+        time = self._loop.time
+        began = time()
+        rest_ends, rest = self._rests.get(queue, (0.0, 0.0))
+        if began < rest_ends:
+            return []
+        patience = 0.0 if rest else _PATIENCE if len(self._queues) > 1 else sys.maxsize
+        try:
+            records = await self._outage.ride_out(
+                partial(self._claim, self._driver.reserve, queue, limit),
+                give_up=lambda: self._stopping or time() - began >= patience,
+            )
+        except SchemaMismatch:
+            raise
+        except Exception as error:
+            if self._stopping or (isinstance(error, Forbidden) and not self._has_claimed):
+                raise  # A worker that may not claim at all says so and ends.
+            # A queue that takes long to fail rests longer: the others are to get most of the time.
+            rest = max(min(2 * rest, _LONGEST_PAUSE), _REST, 4 * (time() - began) * (rest > 0))
+            self._rests[queue] = time() + rest, rest
+            self._troubles.say(f"queue {queue} cannot be claimed from", error)
+            return []
+        self._has_claimed = True
+        if self._rests.pop(queue, None):
+            log.warning("queue %s can be claimed from again", queue)
+        return records
+
     def _rooms(self) -> dict[str, int]:
         """The room of the queues that have a limit."""
         if not (limits := self._config.limits):
@@ -339,7 +431,7 @@ class FetchLoop(BackendLoop):
         return {queue: limit - held[queue] for queue, limit in limits.items()}
 
     def _at_most(self, wanted: int) -> int:
-        return min(wanted, self._config.batch, self._allowance.left)
+        return min(1 if self._in_turn else wanted, self._config.batch, self._allowance.left)
 
     def _claim(
         self, claim: Callable[..., Awaitable[T]], queue: str, limit: int, **options: Any
@@ -361,21 +453,62 @@ class FetchLoop(BackendLoop):
             if sizes := self._config.sizes:
                 for hold in holds:
                     hold.size = sizes.get(hold.record.type, 1)
+            runner = self._runner
+            suspects = [one for one in holds if one.record.stalls and one.record.type in runner.in_process]
+            alone = self._sort_out(suspects) if suspects else None
+            self._alone, self._in_turn = alone, alone is not None
             self.handed += sum([hold.size for hold in holds])
             self._holds.update(dict.fromkeys(holds))
-            self._runner.call(self._runner.feed, holds)
+            if alone is not None:
+                runner.call(runner.give_way, [hold for hold in holds if hold is not alone], [alone])
+            elif suspects:
+                apart = set(suspects)
+                runner.call(runner.feed, [hold for hold in holds if hold not in apart], suspects)
+            else:
+                runner.call(runner.feed, holds)
+
+    def _sort_out(self, suspects: list[Hold]) -> Hold | None:
+        """The first suspect that has to run alone. Without one they run beside the other jobs."""
+        isolated = self._runner.isolated
+        for hold in suspects:
+            if hold.record.type not in isolated:
+                if not self._in_turn:
+                    log.info("jobs whose lease ran out before run alone: nothing else is begun meanwhile")
+                return hold
+        # They take no places, so that other jobs are claimed while they wait; but not without end.
+        free = self._config.concurrency - sum([hold.size == 0 for hold in self._holds])
+        for hold in suspects[: max(0, free)]:
+            hold.size = 0
+        return None
+
+    async def _run_alone(self, suspect: Hold) -> None:
+        """Run a suspect with nothing beside it in this worker: when it begins, all else is settled, so its crash costs no other
+        job anything."""
+        siblings, changed = self.assignment.siblings, self.assignment.changed
+        async with AsyncExitStack() as claims:
+            for one in siblings:
+                await claims.enter_async_context(one.claiming)
+                if one is not self.assignment:
+                    one.runner.call(one.runner.give_way)
+            while suspect in self._holds:
+                if sum([len(one.holds) for one in siblings]) == 1:
+                    self._runner.call(self._runner.begin_alone, suspect)
+                changed.clear()
+                await changed.wait()
+        self._alone = None
 
     async def _claim_next(self, wanted: int) -> bool:
         """Wait for jobs and claim them in one go. Whether that could be."""
         if not self._makes_blocking_claims:
             return False
-        limit, timeout = self._at_most(wanted), self._config.poll_interval
+        claim, limit, timeout = self._driver.reserve_next, self._at_most(wanted), self._config.poll_interval
         records: list[JobRecord] | None = []
         while records == [] and not self._stopping:
-            records = await self._claim(self._driver.reserve_next, self._queues[0], limit, timeout=timeout)
+            async with self.assignment.claiming:
+                records = await self._claim(claim, self._queues[0], limit, timeout=timeout)
+                self._take(records or [])
         if records:
             self.is_idle.clear()
-            self._take(records)
         return records is not None
 
     async def _wait_for_work(self, wanted: int) -> None:
@@ -391,10 +524,12 @@ class FetchLoop(BackendLoop):
         except asyncio.CancelledError:
             if not (self._stopping or self._settled) or task.uncancel() > 0:
                 raise  # Not only by us.
-        except (BackendUnavailable, OSError):
+        except SchemaMismatch:
+            raise
+        except Exception:
             is_broken = True
         finally:
             self._waiting = None
-        if is_broken:
-            # The next reserve says so and waits; this only keeps a broken wait from becoming a busy loop.
+        if is_broken or self._rests:
+            # The next claim says so and waits; this only keeps a broken wait from becoming a busy loop.
             await asyncio.sleep(min(self._config.poll_interval, 1.0))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Sequence
 
 from taskharbor.drivers.contract import Extension
 from taskharbor.errors import BackendUnavailable, JobError
+from taskharbor.jobs import Lease
 from taskharbor.worker.fetch import BackendLoop
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, Hold
 
@@ -40,21 +42,27 @@ class HeartbeatLoop(BackendLoop):
         held = [hold for hold in self._holds if not hold.lost and not hold.settling]
         if not held:
             return
-        reports = [hold.progress for hold in held]
-        extensions = [
-            Extension(hold.record.id, hold.token, None if report is hold.reported else report)
-            for hold, report in zip(held, reports, strict=True)
-        ]
-        self.assignment.heartbeat_over.clear()
-        try:
-            answers = await self._driver.extend_lease(
+        reports = {hold: hold.progress for hold in held}
+
+        def extend(holds: Sequence[Hold]) -> Awaitable[Sequence[Lease | JobError]]:
+            extensions = [
+                Extension(
+                    hold.record.id, hold.token, None if reports[hold] is hold.reported else reports[hold]
+                )
+                for hold in holds
+            ]
+            return self._driver.extend_lease(
                 extensions, lease_for=self._config.lease_us, now=self._clock.now()
             )
-            for hold, report, answer in zip(held, reports, answers, strict=True):
+
+        self.assignment.heartbeat_over.clear()
+        try:
+            answers = await self._each(extend, held)
+            for (hold, report), answer in zip(reports.items(), answers, strict=True):
                 if isinstance(answer, JobError):
                     # While the heartbeat was on its way the job may have been settled: then there was nothing left to lose.
                     if not hold.lost and not hold.settling and hold in self._holds:
-                        self._lose(hold, f"lost: {answer.reason}")
+                        self._lose(hold, f"lost: {answer.detail or answer.reason}")
                     continue
                 hold.token = answer.token
                 hold.expires_at_us = answer.expires_at_us

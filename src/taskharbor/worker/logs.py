@@ -38,6 +38,13 @@ _COLOURS = {
     logging.CRITICAL: "\x1b[31;1m",
 }
 _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(9), *range(11, 32), *range(127, 160))}
+_ALL_CONTROLS = _CONTROLS | {9: "\\t", 10: "\\n", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+_JSON_CONTROLS = {number: f"\\u{number:04x}" for number in (*range(127, 160), 0x2028, 0x2029)}
+"""Control characters that JSON allows in a text."""
+
+
+class ManyLines(str):
+    """A text of several lines in a message. Line breaks in other texts are escaped, so that no name begins a line of its own."""
 
 
 class JobFields(logging.Filter):
@@ -57,6 +64,16 @@ class _Formatter(logging.Formatter):
         self._colour = colour
         self._tracebacks = tracebacks
 
+    def _message(self, record: logging.LogRecord) -> str:
+        """The message. Names in a message of this package come from jobs and requests, so they are escaped."""
+        given = record.args
+        if isinstance(given, tuple) and record.name.startswith("taskharbor."):
+            try:
+                return str(record.msg) % tuple(map(_escaped, given))
+            except (TypeError, ValueError):
+                pass
+        return record.getMessage()
+
     def _traceback(self, record: logging.LogRecord) -> str:
         if not self._tracebacks:
             return ""
@@ -70,10 +87,11 @@ class TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         name = record.name.removeprefix("taskharbor.")
-        line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower():<7} {name}: {record.getMessage().rstrip()}"
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname.lower():<7} {name}: {self._message(record).rstrip()}"
         is_own = name != record.name
         if not is_own and (job_id := record.__dict__.get("job_id")):
-            line += f"  [{record.__dict__.get('job_type')} {job_id} attempt {record.__dict__.get('attempt')}]"
+            job = f"  [{record.__dict__.get('job_type')} {job_id} attempt {record.__dict__.get('attempt')}]"
+            line += job.translate(_ALL_CONTROLS)
         if trace := self._traceback(record).rstrip():
             line += f"\n{trace}"
         if is_own:
@@ -90,7 +108,7 @@ class JSONFormatter(_Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": self._message(record),
             "pid": record.process,
         }
         for name in FIELDS:
@@ -102,7 +120,13 @@ class JSONFormatter(_Formatter):
             document["error_message"] = str(record.exc_info[1])
         if trace := self._traceback(record):
             document["traceback"] = trace
-        return msgspec.json.encode(document).decode()
+        return msgspec.json.encode(document).decode().translate(_JSON_CONTROLS)
+
+
+def _escaped(value: Any) -> Any:
+    if type(value) is str or isinstance(value, Exception):
+        return str(value).translate(_ALL_CONTROLS)
+    return value
 
 
 def set_up_logs(

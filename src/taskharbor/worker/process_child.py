@@ -241,8 +241,7 @@ class Child:
     async def _leave_lifespan(self) -> None:
         self._leaving.set()
         await asyncio.wait([self._lifespan])
-        if error := self._lifespan.exception():
-            logging.getLogger("taskharbor.worker").error("the lifespan failed at its end", exc_info=error)
+        self._lifespan.exception()  # `entered` has logged it.
 
     # -- the worker's messages --------------------------------------------------------------------------------
 

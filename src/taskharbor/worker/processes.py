@@ -26,11 +26,15 @@ from taskharbor.codec import JSON, MSGPACK, CodecRegistry, decode_result
 from taskharbor.errors import InvalidRequest, RemoteError, WorkerProcessDied
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
-from taskharbor.middleware import Job, reschedule_timeout
+from taskharbor.middleware import Call, Job, reschedule_timeout
+from taskharbor.retry import ExponentialBackoff, FixedDelays
+from taskharbor.signals import Snooze
 from taskharbor.worker import process_child
 from taskharbor.worker.process_child import Ready, Returned, Run, Stop, Threw
 from taskharbor.worker.process_setup import exit_reason
 from taskharbor.worker.run import SHUTDOWN
+
+log = logging.getLogger("taskharbor.worker")
 
 _START_SECONDS = 120.0
 """Seconds that a process has to import its handlers."""
@@ -60,6 +64,8 @@ class ProcessPool:
         )
         self._processes: dict[WorkerProcess, None] = {}
         self._idle: list[WorkerProcess] = []
+        self._has_begun = False
+        """True if the last process called the handler of its job."""
 
     async def run(self, job: Job) -> Any:
         """Run the job's handler in a process; its result, or what it raised."""
@@ -81,6 +87,7 @@ class ProcessPool:
                 return self._result(job, await process.outcome())
             raise
         finally:
+            self._has_begun = process.has_begun
             await self._put_back(process)
         return self._result(job, ended)
 
@@ -133,6 +140,29 @@ class ProcessPool:
         return decode_result(self._codecs.get(job.record.codec), ended.result)
 
 
+class SuspectPool(ProcessPool):
+    """The process of suspects. It takes those whose handlers an import makes as they are here."""
+
+    def __init__(self, handlers: Sequence[Handler], *, codecs: CodecRegistry) -> None:
+        self.handlers = [handler for handler in handlers if _is_portable(handler)]
+        super().__init__(self.handlers, codecs=codecs)
+        self.chains: dict[str, tuple[Handler, Call]] = {}
+        """By type, the handler and the chain around `run`."""
+
+    async def run(self, job: Job) -> Any:
+        """Run the job's handler in the process. If that cannot begin it, the job goes back, and its type leaves `chains`."""
+        self._has_begun = False
+        try:
+            return await super().run(job)
+        except Exception as error:
+            if self._has_begun:
+                raise
+            del self.chains[job.type]
+            text = "%s cannot run in a process of its own (%s): its suspects run alone instead"
+            log.warning(text, job.type, error)
+            raise Snooze(run_at=job.run_at) from None
+
+
 class NotBegun(WorkerProcessDied):
     """The process died before it called the handler."""
 
@@ -152,7 +182,7 @@ class WorkerProcess:
         self._is_over = threading.Event()
         self._answer: asyncio.Future[Ready | Returned | Threw] = self._loop.create_future()
         """That it is ready, at first; then how each job ended."""
-        self._has_begun = True
+        self.has_begun = True
         self._job: Job | None = None
         self.gone = asyncio.Event()
         """Set once the process is dead and reaped."""
@@ -248,7 +278,7 @@ class WorkerProcess:
 
     def _note_end(self, complaint: str) -> None:
         if not self._answer.done():
-            kind = WorkerProcessDied if self._has_begun else NotBegun
+            kind = WorkerProcessDied if self.has_begun else NotBegun
             self._answer.set_exception(kind(complaint))
             self._answer.exception()  # Somebody may have stopped waiting for it.
         self.gone.set()
@@ -259,7 +289,7 @@ class WorkerProcess:
     def begin(self, job: Job) -> None:
         """Send the job. Its outcome is NotBegun if the process turns out to be dead."""
         self._job = job
-        self._has_begun = False
+        self.has_begun = False
         self._answer = self._loop.create_future()
         if self.gone.is_set():
             self._note_end("the worker process does not listen any more")
@@ -294,7 +324,7 @@ class WorkerProcess:
         job = self._job
         match said:
             case process_child.Began():
-                self._has_begun = True
+                self.has_begun = True
             case Ready() | Returned() | Threw():
                 if not self._answer.done():
                     self._answer.set_result(said)
@@ -353,6 +383,18 @@ def _wanted(handler: Handler) -> process_child.Wanted:
         )
     store = getattr(app, "_store", None)
     return wanted._replace(url=store) if isinstance(store, str) else wanted
+
+
+def _is_portable(handler: Handler) -> bool:
+    """True if the handler is the same in another process: one of an app that has a store with a URL. A retry policy of its own is
+    meant for the exception itself, which stays in the process."""
+    is_plain = handler.batch is None and handler.location is not None
+    if not is_plain or not isinstance(handler.retry, (type(None), ExponentialBackoff, FixedDelays)):
+        return False
+    try:
+        return _wanted(handler).url is not None
+    except (InvalidRequest, ImportError):
+        return False
 
 
 def _log_levels() -> dict[str, int]:

@@ -6,6 +6,9 @@ to the next job as long as none of them had to wait: a task for each would cost 
 job needs, while a job that waits has its task to itself. A handler that blocks this loop delays its neighbours;
 it delays no heartbeat. Batch handlers take many jobs in one call (`BatchRunner`). Plain functions run on threads
 (`ThreadPool`).
+
+A job whose lease ran out before is a suspect: it may be what killed its worker. Suspects run one at a time, in a process of
+their own where they can, and otherwise alone in this one: then their next crash is charged to no other job.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from itertools import islice
@@ -47,6 +50,7 @@ from taskharbor.worker.decide import decide, describe, no_handler
 
 if TYPE_CHECKING:
     from taskharbor.batch_jobs import Prepared
+    from taskharbor.worker.processes import SuspectPool
 
 log = logging.getLogger("taskharbor.worker")
 
@@ -84,7 +88,7 @@ class Hold(msgspec.Struct, eq=False):
     settlement: Settlement | None = None
     """The settlement of the execution, once it has ended."""
     size: int = 1
-    """The places that it takes."""
+    """The places that it takes; 0 for a suspect that runs beside them."""
 
     def report(self, _: JobRecord, progress: bytes) -> None:
         """Store the handler's progress; the next heartbeat sends it."""
@@ -100,11 +104,22 @@ class BufferedRunner(abc.ABC):
     finished: Callable[[Hold], None]
     """Takes every job that leaves. The settle loop sets it."""
 
-    def __init__(self, *, codecs: CodecRegistry, now: Callable[[], Micros]) -> None:
+    def __init__(
+        self, *, codecs: CodecRegistry, now: Callable[[], Micros], in_process: Iterable[str] = ()
+    ) -> None:
+        self.in_process = frozenset(in_process)
+        """The types whose handlers run in this process: a job of another type cannot take it down."""
+        self.isolated: dict[str, tuple[Handler, Call]] = {}
+        """Those of them whose suspects run in a process of their own, with their chains. Suspects of the others run alone in this
+        one."""
         self._codecs = codecs
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Hold] = deque()
+        self._suspects: deque[Hold] = deque()
+        """Suspects that wait for the process of suspects."""
+        self._parked: deque[Hold] = deque()
+        """The suspect that waits until nothing else runs."""
         self._clean_context: Context = copy_context()
         self._is_closing = False
         self.completed = 0
@@ -114,8 +129,9 @@ class BufferedRunner(abc.ABC):
         """From any thread: call one of our methods on the handlers' loop."""
         self._loop.call_soon_threadsafe(method, *arguments)
 
-    def feed(self, holds: Sequence[Hold]) -> None:
+    def feed(self, holds: Sequence[Hold], suspects: Sequence[Hold] = ()) -> None:
         self._buffer.extend(holds)
+        self._suspects.extend(suspects)
         if self._is_closing:
             self.release_buffered()
         else:
@@ -124,11 +140,33 @@ class BufferedRunner(abc.ABC):
     def release_buffered(self) -> None:
         """Give back what has not begun, and whatever still comes."""
         self._is_closing = True
-        waiting = list(self._buffer)
-        self._buffer.clear()
-        for hold in waiting:
+        self._release_waiting()
+
+    def give_way(self, holds: Sequence[Hold] = (), suspects: Sequence[Hold] = ()) -> None:
+        """Give back what has not begun, these included. Only the suspect waits, if there is one."""
+        self._buffer.extend(holds)
+        self._release_waiting()
+        self._parked.extend(suspects)
+        if self._is_closing:
+            self._release_waiting()
+
+    def begin_alone(self, suspect: Hold) -> None:
+        """Begin it, unless it was asked to stop while it waited."""
+        if suspect in self._parked:
+            self._parked.clear()
+            self._buffer.append(suspect)
+            self._pump()
+
+    def _release_waiting(self) -> None:
+        waiting = [*self._buffer, *self._suspects, *self._parked]
+        for line in (self._buffer, self._suspects, self._parked):
+            line.clear()
+        self._release(waiting)
+
+    def _release(self, holds: Sequence[Hold]) -> None:
+        for hold in holds:
             hold.settlement = Release(hold.record.id, hold.token)
-        self._leave(waiting)
+        self._leave(holds)
 
     @abc.abstractmethod
     def abort(self, hold: Hold, reason: str) -> None:
@@ -143,12 +181,11 @@ class BufferedRunner(abc.ABC):
         """Begin what is in the buffer, as far as there is room."""
 
     def _abort_unbegun(self, hold: Hold, reason: str) -> None:
-        try:
-            self._buffer.remove(hold)
-        except ValueError:
-            return  # It has left already.
-        self._settle_stopped(hold, reason)
-        self._leave([hold])
+        for line in (self._buffer, self._suspects, self._parked):
+            if hold in line:  # Or it has left already.
+                line.remove(hold)
+                self._settle_stopped(hold, reason)
+                self._leave([hold])
 
     def _settle(self, hold: Hold, handler: Handler, outcome: Any) -> None:
         hold.settlement = decide(hold.record, handler, outcome, self._codecs, self._now())
@@ -179,9 +216,14 @@ class Runner(BufferedRunner):
         concurrency: int,
         codecs: CodecRegistry,
         now: Callable[[], Micros],
+        in_process: Iterable[str] = (),
+        suspects: SuspectPool,
     ) -> None:
-        super().__init__(codecs=codecs, now=now)
+        super().__init__(codecs=codecs, now=now, in_process=in_process)
         self._chains = chains
+        self._pool = suspects
+        self.isolated = suspects.chains
+        self._suspect: asyncio.Task[None] | None = None
         self._concurrency = concurrency
         self._waiting: dict[Hold, None] = {}
         """Executions that wait for something, oldest first. All others end within one turn of the loop."""
@@ -210,12 +252,19 @@ class Runner(BufferedRunner):
                 break
             self._lanes += size
             self._loop.create_task(self._lane(size), context=self._clean_context.copy())
+        while self._suspects and self._suspect is None:
+            hold = self._suspects.popleft()
+            if hold.record.type in self.isolated:
+                run = self._run_suspect(hold)
+                self._suspect = self._loop.create_task(run, context=self._clean_context.copy())
+            else:  # Its process could not start. The next claim finds that it has to run alone.
+                self._release([hold])
 
     async def _lane(self, size: int) -> None:
         """Run the jobs in the buffer one after the other, as long as none of them has to wait or is of another size."""
         task = asyncio.current_task()
         assert task is not None
-        buffer, time = self._buffer, self._loop.time
+        buffer, chains, time = self._buffer, self._chains, self._loop.time
         yield_at = time() + _BURST_SECONDS
         try:
             # A cancellation that a handler left behind strikes at the next wait: not in the next job.
@@ -230,7 +279,7 @@ class Runner(BufferedRunner):
                     return
                 # A context of its own: what one handler binds to a context variable, the next must not see.
                 context = self._clean_context.copy()
-                steps = self._execute(hold).__await__()
+                steps = self._execute(hold, chains).__await__()
                 awaited = context.run(next, steps, _ENDED)
                 if awaited is not _ENDED:
                     hold.task = task
@@ -243,12 +292,24 @@ class Runner(BufferedRunner):
             self._lanes -= size
             self._pump()
 
-    async def _execute(self, hold: Hold) -> None:
+    async def _run_suspect(self, hold: Hold) -> None:
+        """Run it in the process of suspects. With the last of them the process ends."""
+        hold.task = asyncio.current_task()
+        self._waiting[hold] = None
+        try:
+            await self._execute(hold, self.isolated)
+            if not self._suspects:
+                await self._pool.close()
+        finally:
+            self._suspect = None
+            self._pump()
+
+    async def _execute(self, hold: Hold, chains: Mapping[str, tuple[Handler, Call]]) -> None:
         """Run one job and leave its settlement. The whole of it happens in the job's context."""
         record = hold.record
         try:
             now = self._now()
-            entry = self._chains.get(record.type)
+            entry = chains.get(record.type)
             if hold.lost or hold.expires_at_us <= now:
                 pass  # A worker that was frozen comes to it late: by now it may run elsewhere.
             elif entry is None:
@@ -308,7 +369,7 @@ class BatchRunner(BufferedRunner):
     def __init__(
         self, handler: Handler, *, threads: ThreadPool, codecs: CodecRegistry, now: Callable[[], Micros]
     ) -> None:
-        super().__init__(codecs=codecs, now=now)
+        super().__init__(codecs=codecs, now=now, in_process=[handler.type])
         assert handler.batch is not None
         self._handler = handler
         self._call = handler.batch

@@ -15,8 +15,8 @@ import msgspec
 
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Settlement
 from taskharbor.errors import JobError, LeaseMismatch
-from taskharbor.jobs import Failure, Outcome
-from taskharbor.worker.fetch import Assignment, BackendLoop
+from taskharbor.jobs import MAX_TRIES, Failure, Outcome
+from taskharbor.worker.fetch import Assignment, BackendLoop, CallRefused
 from taskharbor.worker.run import Hold
 
 log = logging.getLogger("taskharbor.worker")
@@ -72,25 +72,41 @@ class SettleLoop(BackendLoop):
         if not batch:
             self._flushed(())
             return
-        answers = await self._write(batch)
-        outrun = [hold for hold, one in zip(batch, answers, strict=True) if isinstance(one, LeaseMismatch)]
-        if outrun:
-            # A heartbeat on its way may have changed the token under a settlement: the new one is tried too.
-            await self.assignment.heartbeat_over.wait()
-            again = dict(zip(outrun, await self._write(outrun), strict=True))
-            answers = [again.get(hold, answer) for hold, answer in zip(batch, answers, strict=True)]
+        answers = await self._each(self._write, batch)
+        if any(answers):
+            answers = await self._write_again(batch, answers)
         for hold in batch:
             self._holds.pop(hold, None)
         self._flushed(batch if not any(answers) else self._without_refused(batch, answers))
 
+    async def _write_again(
+        self, batch: list[Hold], answers: Sequence[JobError | None]
+    ) -> list[JobError | None]:
+        final = dict(zip(batch, answers, strict=True))
+        outrun = [hold for hold, one in final.items() if isinstance(one, LeaseMismatch)]
+        refused = {hold: one.detail for hold, one in final.items() if isinstance(one, CallRefused)}
+        if outrun:
+            # A heartbeat on its way may have changed the token under a settlement: the new one is tried too.
+            await self.assignment.heartbeat_over.wait()
+        for hold, reason in refused.items():
+            # It would be refused again, and so would another execution's that ends in the same way.
+            hold.settlement = _refused(hold, reason)
+        if again := [*outrun, *refused]:
+            written: list[JobError | None] = await self._each(self._write, again)
+            final |= zip(again, written, strict=True)
+        return list(final.values())
+
     def _flushed(self, written: Sequence[Hold]) -> None:
-        if not self._holds:
-            self.assignment.changed.set()
+        if len(self._holds) <= 1:
+            for one in self.assignment.siblings:  # In one of them a suspect may wait to be alone.
+                one.changed.set()
         for settled in self.assignment.allowance.on_settled:
             settled()
         kinds = Counter([type(hold.settlement) for hold in written])
         for kind, count in kinds.items():
             self.assignment.outcomes[_OUTCOMES[kind]] += count
+        if Release in kinds:
+            self.assignment.allowance.left += sum([_is_unbegun(hold) for hold in written])
         if RetryAt in kinds or Fail in kinds:
             for hold in written:
                 if isinstance(hold.settlement, (RetryAt, Fail)):
@@ -105,7 +121,13 @@ class SettleLoop(BackendLoop):
                 written.append(hold)
                 continue
             job, outcome = hold.record, _OUTCOMES[type(hold.settlement)]
-            log.warning("%s %s could not be settled as %s: %s", job.type, job.id, outcome, answer.reason)
+            log.warning(
+                "%s %s could not be settled as %s: %s",
+                job.type,
+                job.id,
+                outcome,
+                answer.detail or answer.reason,
+            )
         return written
 
     async def _write(self, batch: Sequence[Hold]) -> list[JobError | None]:
@@ -123,6 +145,17 @@ def _current(hold: Hold) -> Settlement:
     if settlement.token == hold.token:
         return settlement
     return msgspec.structs.replace(settlement, token=hold.token)
+
+
+def _refused(hold: Hold, reason: str) -> Fail:
+    how = f"the job ended as {_OUTCOMES[type(hold.settlement)]}, which could not be written: {reason}"
+    attempts = min(max(0, hold.record.attempts), MAX_TRIES - 1) + 1
+    return Fail(hold.record.id, hold.token, attempts, Failure.of("SettlementRefused", how))
+
+
+def _is_unbegun(hold: Hold) -> bool:
+    settlement = hold.settlement
+    return hold.job is None and isinstance(settlement, Release) and settlement.run_at_us is None
 
 
 def _log_failure(hold: Hold, settlement: RetryAt | Fail, *, with_traceback: bool) -> None:

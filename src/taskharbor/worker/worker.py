@@ -41,7 +41,7 @@ from taskharbor.worker.backend_loop import Engine
 from taskharbor.worker.fetch import Allowance, Assignment, OnStart, Outage, WorkerConfig
 from taskharbor.worker.logs import logged
 from taskharbor.worker.process_setup import interrupts, tuned_interpreter
-from taskharbor.worker.processes import ProcessPool
+from taskharbor.worker.processes import ProcessPool, SuspectPool
 from taskharbor.worker.run import BatchRunner, BufferedRunner, Runner, ThreadPool
 
 log = logging.getLogger("taskharbor.worker")
@@ -164,7 +164,7 @@ class Worker:
         if weights and order == "strict":
             raise InvalidRequest(f"queues={weights!r} has weights, and order='strict': give one of them")
         if unserved := [queue for queue in limits or () if queue not in names]:
-            raise InvalidRequest(f"limits for {unserved!r}: this worker serves {list(names)!r}")
+            raise InvalidRequest(f"limits for {', '.join(unserved)}: this worker serves {', '.join(names)}")
         for what, counts in (("weight", weights), ("limit", limits or {})):
             for queue, count in counts.items():
                 if type(count) is not int or count < 1:
@@ -211,6 +211,10 @@ class Worker:
         self._stop_asked = 0
         self._is_running = False
         self._processes: ProcessPool | None = None
+        self._suspects: SuspectPool | None = None
+        self.is_made_by_import = False
+        """True if another process that imports the app's modules has all that the handlers need. The command line sets it. Jobs
+        whose lease ran out before then run in a process of their own."""
         # Reentrant: a signal may interrupt `stop` in the main thread and call it again.
         self._lock = threading.RLock()
         self.outcomes: Counter[Outcome] = Counter()
@@ -316,8 +320,9 @@ class Worker:
                 await waiting
                 raise
             finally:
-                if self._processes is not None:
-                    await self._processes.close()
+                for pool in (self._processes, self._suspects):
+                    if pool is not None:
+                        await pool.close()
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the worker to stop, from any thread: gracefully, or at once."""
@@ -371,7 +376,7 @@ class Worker:
             yield assignments
         finally:
             threads.close()
-            self._processes = None
+            self._processes = self._suspects = None
             self._is_running = False
 
     def _runner(
@@ -380,11 +385,24 @@ class Worker:
         if batched is not None:
             return BatchRunner(batched, threads=threads, codecs=self._codecs, now=clock.now)
         outermost = logged if log.isEnabledFor(logging.DEBUG) else lambda call: call
-        chains: dict[str, tuple[Handler, Call]] = {}
-        for name, handler in self._handlers.items():
-            call = chain(handler, self._codecs, self._middleware, self._innermost(handler, threads))
-            chains[name] = handler, outermost(call)
-        return Runner(chains, concurrency=config.concurrency, codecs=self._codecs, now=clock.now)
+
+        def entry(handler: Handler, innermost: Call) -> tuple[Handler, Call]:
+            return handler, outermost(chain(handler, self._codecs, self._middleware, innermost))
+
+        handlers = self._handlers.values()
+        chains = {one.type: entry(one, self._innermost(one, threads)) for one in handlers}
+        in_process = [one for one in handlers if one.isolation != "process"]
+        is_portable = self.is_made_by_import and self.driver.capabilities.multi_process
+        suspects = self._suspects = SuspectPool(in_process if is_portable else (), codecs=self._codecs)
+        suspects.chains = {one.type: entry(one, suspects.run) for one in suspects.handlers}
+        return Runner(
+            chains,
+            concurrency=config.concurrency,
+            codecs=self._codecs,
+            now=clock.now,
+            in_process=[one.type for one in in_process],
+            suspects=suspects,
+        )
 
     def _innermost(self, handler: Handler, threads: ThreadPool) -> Call:
         """The call of the handler itself, where it is to run."""
@@ -411,7 +429,8 @@ class Worker:
             with self._lock:
                 self._engines = []
                 self._stop_asked = 0
-            log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
+            total = self.outcomes.total()
+            log.info("worker %s stopped after %d execution%s", self.name, total, "" if total == 1 else "s")
 
     # -- signals --------------------------------------------------------------------------------------------
 

@@ -237,4 +237,6 @@ def _records(
             if spec is not None:
                 apply_spec(job, spec)
         jobs.append(job)
+    if start != len(payloads):
+        raise ValueError("the size of a stored payload is wrong")
     return jobs

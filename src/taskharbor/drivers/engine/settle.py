@@ -205,9 +205,10 @@ def reclaim_queue(transaction: Transaction, queue: int, now: Micros, limit: int)
 
 def _expire(unit: Unit, job: JobRow) -> None:
     job.stalls += 1
+    counted = 0 if job.max_stalls else job.stalls
     if job.cancel_requested:
         unit.end(job, CANCELLED, Outcome.EXPIRED, rec.EXPIRED_ERROR)
-    elif job.attempts + job.stalls >= job.max_attempts or 0 < job.max_stalls <= job.stalls:
+    elif job.attempts + counted >= job.max_attempts or 0 < job.max_stalls <= job.stalls:
         job.last_error = rec.EXPIRED_ERROR.text
         unit.end(job, DEAD, Outcome.EXPIRED, rec.EXPIRED_ERROR)
     else:

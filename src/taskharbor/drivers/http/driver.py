@@ -129,9 +129,12 @@ class HttpDriver(Driver):
             await self._brokers.ask(replace(call, limit=0), name=name)
 
     async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        """Ask for each id once: a broker answers an id once in a call."""
+        """Ask for each id once: a broker answers an id once in a call. It answers the first ids only if their jobs are large."""
         ids = list(dict.fromkeys(call.job_ids))
-        found = dict(zip(ids, await self._run_in_parts(replace(call, job_ids=ids), "job_ids"), strict=True))
+        found: dict[str, JobRecord | None] = {}
+        while left := ids[len(found) : len(found) + self._limits.max_batch]:
+            # Each answer has at least one job, whatever its size.
+            found |= zip(left, await self._brokers.ask(replace(call, job_ids=left)), strict=False)
         return [found[job_id] for job_id in call.job_ids]
 
     async def _list_jobs(self, call: op.ListJobs) -> Page:

@@ -18,6 +18,7 @@ from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.engine import bulk, operate, reserve, settle
 from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
+from taskharbor.drivers.engine.repair import set_aside
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Segments
@@ -254,6 +255,13 @@ class ObjectStoreDriver(Driver):
             return shard.change(lambda transaction: settle.reclaim(transaction, call.now, None, limit))
 
         return await self.store.change_each(call.queue, call.limit, reclaim)
+
+    async def repair(self) -> list[str]:
+        """Set aside jobs in the queues' objects that no call can load. Returns what was found."""
+        now, found = await self.time(), list[str]()
+        for shard in await self.store.shards():
+            found += await shard.change(lambda transaction: set_aside(transaction, now, ended_too=True))
+        return found
 
     # -- operating ----------------------------------------------------------------------------------------
 

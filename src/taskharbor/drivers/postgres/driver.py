@@ -19,7 +19,7 @@ from taskharbor.drivers.postgres.options import PostgresOptions, parse_url
 from taskharbor.drivers.postgres.rows import text_array
 from taskharbor.drivers.postgres.transactions import Joined, join
 from taskharbor.drivers.waiting import wait
-from taskharbor.errors import BackendUnavailable, TaskHarborError
+from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import JobRecord, Micros
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class PostgresDriver(Driver):
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         secret, tries = self._claimer.secret(call.queue, call.worker)
         try:
-            return await self._claim(call, secret, tries)
+            return await self._unless_damaged(lambda: self._claim(call, secret, tries), call.now)
         except asyncio.CancelledError:
             # The caller went away, and with it the connection. Jobs that were leased would stall until their leases expire.
             back = asyncio.ensure_future(self._give_back(call, secret, tries + 2))
@@ -144,11 +144,24 @@ class PostgresDriver(Driver):
             await self._claim(replace(call, limit=0, types=None), secret, tries)
 
     async def _reclaim(self, call: op.Reclaim) -> int:
-        ended: int = await self._store_call(
-            "reclaim", call.queue, -1, call.now, call.limit, self._throttle.mode
-        )
+        arguments = call.queue, -1, call.now, call.limit, self._throttle.mode
+        ended: int = await self._unless_damaged(lambda: self._store_call("reclaim", *arguments), call.now)
         await self._store_call("fold", _FOLD_EVERY)
         return ended
+
+    async def _unless_damaged(self, run: Callable[[], Coroutine[Any, Any, T]], now: Micros) -> T:
+        """Make a call whose arguments are right. If the server refuses a value, it is a damaged job's: set those aside."""
+        try:
+            return await run()
+        except InvalidRequest:
+            if not await self._query(lambda session: leases.set_aside(session, now)):
+                raise
+        return await run()
+
+    async def repair(self) -> list[str]:
+        """Set aside stored jobs that no call can load. Returns what was found."""
+        now = await self.time()
+        return [*(await self._query(lambda session: leases.set_aside(session, now, ended_too=True))).values()]
 
     # -- other operations ---------------------------------------------------------------------------------
 

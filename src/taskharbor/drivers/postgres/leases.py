@@ -8,16 +8,27 @@ still holds.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from taskharbor.drivers.contract import Ack, Extension, Settlement
 from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import int_array, leased_job, text_array, to_json, token_parts
+from taskharbor.drivers.postgres.rows import (
+    are_headers,
+    escaped_texts,
+    int_array,
+    leased_job,
+    text_array,
+    to_json,
+    token_parts,
+)
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import JobRecord, Lease, Micros
 from taskharbor.requests import new_token
+
+log = logging.getLogger("taskharbor.drivers")
 
 _HINTS = 100
 _BUSY = 5
@@ -54,7 +65,11 @@ class Claimer:
                 self.emptied[queue] = hint
         # By priority, run_at and number. They come in the order of the table.
         rows.sort(key=lambda row: (-row[4], row[5], row[0]))
-        return [leased_job(row, queue, secret, call.worker) for row in rows]
+        try:
+            return [leased_job(row, queue, secret, call.worker) for row in rows]
+        except (ValueError, LookupError):
+            damaged = await set_aside(session, call.now)
+        return [leased_job(row, queue, secret, call.worker) for row in rows if row[1] not in damaged]
 
     def secret(self, queue: str, worker: str) -> tuple[str, int]:
         """Return the secret to claim with, and the number of calls with it that may have leased jobs without an answer."""
@@ -66,6 +81,20 @@ class Claimer:
         self._unclear.setdefault((queue, worker), []).append((secret, tries))
         self._hints.clear()
         self.emptied.clear()
+
+
+async def set_aside(session: Session, now: Micros, *, ended_too: bool = False) -> dict[str, str]:
+    """Mend jobs that no call can load. Those that have not ended are dead then. Returns what was found, by id."""
+    found: dict[str, str] = {}
+    for job_id, queue, headers, is_wrong in await session.named("inspect", "suspect", ended_too):
+        if is_wrong or not are_headers(headers):
+            found[job_id] = (
+                f"job {job_id[:200]!r} of queue {queue!r} has damaged values: it is dead, or was mended"
+            )
+            log.error("%s", found[job_id])
+    if found:
+        await session.call("set_aside", escaped_texts(found), now, session.stir)
+    return found
 
 
 async def settle(session: Session, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:

@@ -167,7 +167,9 @@ def token_parts(token: str) -> tuple[str, int]:
         seq = int(token[SECRET_LENGTH:], 16)
     except ValueError:
         seq = -1
-    return token[:SECRET_LENGTH], seq if 0 <= seq <= _LONGEST else -1
+    # `int` also reads texts that no driver has written: with blanks, underscores or capitals.
+    is_one = 0 <= seq <= _LONGEST and token[SECRET_LENGTH:] == f"{seq:x}"
+    return token[:SECRET_LENGTH], seq if is_one else -1
 
 
 # -- from the server ------------------------------------------------------------------------------------------
@@ -210,6 +212,15 @@ def _decoded(names: Iterable[str], row: Sequence[Any]) -> dict[str, Any]:
     if "update" in fields:
         fields["update"] = _FLAGS[fields["update"]]
     return fields
+
+
+def are_headers(text: str | None) -> bool:
+    """True if stored headers can be read."""
+    try:
+        _decode_headers(text or "{}")
+    except ValueError:
+        return False
+    return True
 
 
 def attempt_record(row: tuple[Any, ...]) -> Attempt:

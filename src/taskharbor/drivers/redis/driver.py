@@ -10,7 +10,7 @@ import msgspec
 from taskharbor.bulk.publish_staged import finish_left_behind
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
-from taskharbor.drivers.redis import advice, enqueue, leases, log, operate
+from taskharbor.drivers.redis import advice, enqueue, leases, log, operate, repair
 from taskharbor.drivers.redis.listener import ChannelListener
 from taskharbor.drivers.redis.options import RedisOptions, parse_url
 from taskharbor.drivers.redis.store import RedisStore
@@ -71,6 +71,11 @@ class RedisDriver(Driver):
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         return await self._claims.reserve(call)
+
+    async def repair(self) -> list[str]:
+        """Remove stored jobs that no call can load. Returns what was found."""
+        now, queues = await self.time(), list(await self._store.queues())
+        return [one for queue in queues for one in await repair.set_aside(self._store, queue, now)]
 
     async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
         return await self._claims.reserve_next(call, timeout)

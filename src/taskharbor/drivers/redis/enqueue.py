@@ -73,7 +73,7 @@ def _words(records: Iterable[JobRecord]) -> list[Word]:
         if kind != (kind := (record.type, record.priority, record.run_at_us)):
             name = record.type.encode()
             rank = _LOWEST_PRIORITY - record.priority
-            place = len(name).to_bytes(2) + name + _PLACE.pack(rank, max(record.run_at_us, 0))
+            place = len(name).to_bytes(2) + name + _PLACE.pack(rank, record.run_at_us + 2**53)
         words += (record.id, place, _new_job(record))
     return words
 

@@ -29,6 +29,7 @@ from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.errors import code_of
 from taskharbor.drivers.redis.library import RedisCall, Word
 from taskharbor.drivers.redis.records import NONCE_LENGTH, LeaseFront, encode, leased_records
+from taskharbor.drivers.redis.repair import UNLOADABLE, set_aside
 from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.errors import (
     BackendUnavailable,
@@ -114,7 +115,16 @@ class Claims:
             with contextlib.suppress(TaskHarborError):
                 await deliver(self._store, call.queue)
         lease = LeaseFront(call.worker, expires_at, reserved_at)
-        return leased_records(answer[_FIRST::2], answer[_FIRST + 1 :: 2], call.queue, token, lease)
+        ids, values = answer[_FIRST::2], answer[_FIRST + 1 :: 2]
+        try:
+            return leased_records(ids, values, call.queue, token, lease)
+        except UNLOADABLE:
+            await set_aside(self._store, call.queue, call.now)
+        records: list[JobRecord] = []
+        for job_id, value in zip(ids, values, strict=True):
+            with contextlib.suppress(*UNLOADABLE):
+                records += leased_records([job_id], [value], call.queue, token, lease)
+        return records
 
     def _take_back(self, call: Reserve, token: str) -> None:
         """Give back the jobs of a claim whose caller went away. Otherwise they would stall until their leases expire."""

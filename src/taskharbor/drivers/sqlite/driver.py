@@ -29,6 +29,7 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Release, Woken
 from taskharbor.drivers.engine import settle
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
+from taskharbor.drivers.engine.repair import REPAIRED, set_aside, with_repair
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.sqlite.file import (
     SQLiteOptions,
@@ -159,7 +160,21 @@ class SQLiteDriver(Driver):
         if not call.changes:
             return await database.read(lambda tx: function(tx, *astuple(call)))
         undo: Undo | None = partial(_release, now=call.now) if isinstance(call, op.Reserve) else None
-        return await database.write(lambda tx: function(tx, *astuple(call)), undo)
+
+        def step(transaction: Transaction) -> Any:
+            return function(transaction, *astuple(call))
+
+        if isinstance(call, REPAIRED):
+            answer: A = await with_repair(
+                lambda run: database.write(run, undo if run is step else None), step, call.now
+            )
+            return answer
+        return await database.write(step)
+
+    async def repair(self) -> list[str]:
+        """Set aside stored jobs that no call can load. Returns what was found."""
+        now = await self.time()
+        return await self._opened.write(lambda tx: set_aside(tx, now, ended_too=True))
 
     # -- in bulk ------------------------------------------------------------------------------------------
 

@@ -116,6 +116,10 @@ def translated(error: Exception, path: Path) -> Exception:
     code = _code(error)
     if code in _DAMAGED:
         return TaskHarborError(f"{path}: {error} ({_DAMAGED[code]})")
+    if code in (0, sqlite3.SQLITE_CONSTRAINT):
+        return TaskHarborError(
+            f"{path}: {error} (a stored value is damaged: run `taskharbor doctor --repair`)"
+        )
     advice = _ADVICE.get(code)
     return BackendUnavailable(f"{path}: {error} ({advice})" if advice else f"{path}: {error}")
 

@@ -45,7 +45,7 @@ class Twin:
         self.now = START
         self.model = Model()
         self.witness = Witness()
-        self._observer = observer
+        self.observer = observer
         self._feed: list[Attempt] = []
         self._feed_cursor: str | None = None
         self._ids: set[str] = set()
@@ -68,17 +68,24 @@ class Twin:
     # -- one call, checked ----------------------------------------------------------------------------------
 
     async def call(self, call: op.Operation[A], by: Driver | None = None) -> A:
-        answer = await perform(by or self.driver, call)
+        (answer,) = await self.in_turn(call, by=by)
+        return answer
+
+    async def in_turn(self, *calls: op.Operation[A], by: Driver | None = None) -> list[A]:
+        """Make these calls one after the other, and compare what is visible after the last one."""
+        answers = [await perform(by or self.driver, call) for call in calls]
         shown = await self.look()
-        self.witness.saw(call, answer)
-        self.witness.check(shown, self.now)
         known = self._known()
+        for call, answer in zip(calls, answers, strict=True):
+            self.witness.saw(call, answer)
+        self.witness.check(shown, self.now)
         try:
-            replay(self.model, call, answer, shown)
+            for call, answer in zip(calls, answers, strict=True):
+                replay(self.model, call, answer, shown)
             snapshot.compare(self.model, shown, self.now, *known)
         except Mismatch as wrong:
             raise Mismatch(f"after {call}:\n{wrong}") from None
-        return answer
+        return answers
 
     async def together(self, *calls: tuple[Driver, op.Operation[Any]]) -> list[Any]:
         """Start all at once; some serial order of them must explain every answer and all that is visible.
@@ -114,8 +121,8 @@ class Twin:
 
     async def look(self) -> Snapshot:
         """Take a snapshot, and read the log once more as a reader that resumes from its cursor."""
-        shown = await snapshot.take(self._observer, self.now)
-        page = await snapshot.read_log(self._observer, self._feed_cursor, limit=5)
+        shown = await snapshot.take(self.observer, self.now)
+        page = await snapshot.read_log(self.observer, self._feed_cursor, limit=5)
         self._feed += page.attempts
         self._feed_cursor = page.cursor
         seqs = [row.seq for row in self._feed]
@@ -143,17 +150,17 @@ class Twin:
         shown = await self.look()
         ids = [job.id for job in shown.jobs]
         by_id = {job.id: job for job in shown.jobs}
-        assert await self._observer.get(ids, now=self.now) == [by_id[job_id] for job_id in ids]
+        assert await self.observer.get(ids, now=self.now) == [by_id[job_id] for job_id in ids]
         for job_id in ids[:20]:
             rows = [row for row in shown.rows if row.job_id == job_id]
-            own = await self._observer.job_attempts(job_id)
+            own = await self.observer.job_attempts(job_id)
             earlier = rows[: len(rows) - len(own)]
             # An id that was accepted anew after its job was removed: the rows of that one may be left out.
             assert earlier + own == rows, f"job_attempts({job_id}) is not its log"
             assert not earlier or earlier[-1].state.is_terminal, f"job_attempts({job_id}) lacks {earlier}"
-        for stats in shown.stats:
-            assert await self._observer.settings(stats.queue) == stats.settings
-            assert await self._observer.stats(now=self.now, queue=stats.queue) == [stats]
+        for stats in shown.stats[:20]:
+            assert await self.observer.settings(stats.queue) == stats.settings
+            assert await self.observer.stats(now=self.now, queue=stats.queue) == [stats]
 
     # -- calls -----------------------------------------------------------------------------------------------
 
@@ -188,7 +195,9 @@ class Twin:
         now: Micros | None = None,
     ) -> list[JobRecord]:
         lease_for = round(lease * SECOND)
-        return await self.call(op.Reserve(queue, limit, lease_for, now or self.now, worker, types), by)
+        return await self.call(
+            op.Reserve(queue, limit, lease_for, self.now if now is None else now, worker, types), by
+        )
 
     async def lease(self, job: JobRecord | None = None, **how: Any) -> JobRecord:
         """Enqueue the job where one is given, then reserve one."""
@@ -205,12 +214,14 @@ class Twin:
     async def settle(
         self, *settlements: contract.Settlement, by: Driver | None = None, now: Micros | None = None
     ) -> list[JobError | None]:
-        return await self.call(op.Settle(list(settlements), now or self.now), by)
+        return await self.call(op.Settle(list(settlements), self.now if now is None else now), by)
 
     async def extend(
         self, *extensions: contract.Extension, lease: float = 30, now: Micros | None = None
     ) -> list[Lease | JobError]:
-        return await self.call(op.ExtendLease(list(extensions), round(lease * SECOND), now or self.now))
+        return await self.call(
+            op.ExtendLease(list(extensions), round(lease * SECOND), self.now if now is None else now)
+        )
 
     async def keep(self, held: JobRecord, progress: bytes | None = None, **how: Any) -> JobRecord:
         """Extend one lease; the record with the token and expiry that hold from now on."""
@@ -219,11 +230,13 @@ class Twin:
         changed = {name: getattr(lease, name) for name in ("token", "expires_at_us", "cancel_requested")}
         return msgspec.structs.replace(held, **changed)
 
-    async def reclaim(self, now: Micros | None = None, **kwargs: Any) -> int:
-        return await self.call(op.Reclaim(now or self.now, **kwargs))
+    async def reclaim(self, now: Micros | None = None, by: Driver | None = None, **kwargs: Any) -> int:
+        return await self.call(op.Reclaim(self.now if now is None else now, **kwargs), by)
 
-    async def cancel(self, *job_ids: str, only_waiting: bool = False) -> list[JobState | JobError]:
-        return await self.call(op.CancelJobs(list(job_ids), self.now, only_waiting))
+    async def cancel(
+        self, *job_ids: str, only_waiting: bool = False, by: Driver | None = None
+    ) -> list[JobState | JobError]:
+        return await self.call(op.CancelJobs(list(job_ids), self.now, only_waiting), by)
 
     async def cancel_keys(self, *keys: str, queue: str = QUEUE, only_waiting: bool = False) -> list[int]:
         return await self.call(op.CancelKeys(list(keys), queue, self.now, only_waiting))
@@ -233,11 +246,11 @@ class Twin:
     ) -> list[JobState | JobError]:
         return await self.call(op.Requeue(list(job_ids), self.now, run_at, keep_counts))
 
-    async def purge(self, limit: int = 1000, **selection: Any) -> int:
-        return await self.call(op.Purge(JobFilter(**selection), limit))
+    async def purge(self, limit: int = 1000, by: Driver | None = None, **selection: Any) -> int:
+        return await self.call(op.Purge(JobFilter(**selection), limit), by)
 
-    async def prune(self, limit: int = 1000) -> int:
-        return await self.call(op.Prune(self.now, limit))
+    async def prune(self, limit: int = 1000, by: Driver | None = None) -> int:
+        return await self.call(op.Prune(self.now, limit), by)
 
     async def configure(self, queue: str = QUEUE, **settings: Any) -> None:
         """Give a queue these settings, and the default ones for the rest."""

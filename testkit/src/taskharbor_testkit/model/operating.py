@@ -50,8 +50,8 @@ class Model(Store):
     def cancel_key(self, queue: str, key: str, now: Micros, only_waiting: bool) -> int:
         of_key = [
             job
-            for job in self.jobs.values()
-            if (job.queue, job.key) == (queue, key)
+            for job in self.jobs_of(key)
+            if job.queue == queue
             and (job.state.is_waiting or (job.state is JobState.INFLIGHT and not only_waiting))
         ]
         for job in of_key:
@@ -111,16 +111,16 @@ class Model(Store):
         return [job.id for job in self.jobs.values() if job.state.is_terminal and matches(job, selection)]
 
     def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
-        answers = {job_id: self.remove_one(job_id) for job_id in dict.fromkeys(job_ids)}
+        answers = {job_id: self.removable(job_id) for job_id in job_ids}
+        self.forget([job_id for job_id, answer in answers.items() if isinstance(answer, JobState)])
         return [answers[job_id] for job_id in job_ids]
 
-    def remove_one(self, job_id: str) -> JobState | JobError:
+    def removable(self, job_id: str) -> JobState | JobError:
         job = self.jobs.get(job_id)
         if job is None:
             return errors.JobNotFound(job_id)
         if not job.state.is_terminal:
             return JobError(job_id, f"the job is {job.state} and has not ended: cancel it first")
-        self.forget([job_id])
         return job.state
 
     def prune(self, *, now: Micros, limit: int = 1000) -> int:
@@ -145,12 +145,14 @@ class Model(Store):
     def forget(self, job_ids: Sequence[str]) -> int:
         """Remove jobs. The idempotency keys that led to them go, too."""
         for job_id in job_ids:
+            self.keyed.get(self.jobs[job_id].key or "", set()).discard(job_id)
             del self.jobs[job_id], self.places[job_id]
         self.idempotency = {key: job_id for key, job_id in self.idempotency.items() if job_id in self.jobs}
         return len(job_ids)
 
     def forget_rows(self, seqs: Sequence[int]) -> int:
-        self.log = [row for row in self.log if row.seq not in seqs]
+        gone = set(seqs)
+        self.log = [row for row in self.log if row.seq not in gone]
         return len(seqs)
 
     def configure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import msgspec.inspect
 
 from taskharbor.drivers.contract import Ack, Discard, Fail, JobFilter
 from taskharbor.errors import InvalidRequest
@@ -14,6 +15,14 @@ SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
     Discard: (JobState.CANCELLED,),
 }
 """Per settlement: the states of an ended job in which it succeeds again and changes nothing."""
+
+
+def longest(kind: type[msgspec.Struct], field: str) -> int:
+    """Return the greatest length that the contract allows for a field."""
+    info = msgspec.inspect.type_info(kind)
+    (found,) = [one.type for one in getattr(info, "fields", ()) if one.name == field]
+    bounds: list[int | None] = [getattr(one, "max_length", None) for one in getattr(found, "types", (found,))]
+    return max(bound for bound in bounds if bound is not None)
 
 
 def change(job: JobRecord, by: JobRecord, flags: UpdateFlags) -> None:

@@ -30,6 +30,8 @@ class Store:
         """In the order of acceptance, which is also what "insertion" means in the claim order."""
         self.places: dict[str, int] = {}
         """Number of each job in the order of acceptance: the cursor of a listing."""
+        self.keyed: dict[str, set[str]] = {}
+        """The ids of each key, in whatever queue: a look at all jobs for each job of a large batch would take too long."""
         self.log: list[Attempt] = []
         self.configured: dict[str, QueueSettings] = {}
         self.queues: set[str] = set()
@@ -61,6 +63,7 @@ class Store:
             if isinstance(value, (dict, list, set)):
                 setattr(twin, name, copy.copy(value))
         twin.jobs = {job_id: copy.copy(job) for job_id, job in self.jobs.items()}
+        twin.keyed = {key: set(ids) for key, ids in self.keyed.items()}
         return twin
 
     # -- producing ----------------------------------------------------------------------------------------
@@ -101,6 +104,8 @@ class Store:
         job.attempts = job.stalls = job.fence = 0
         clear_lease(job)
         self.jobs[job.id] = job
+        if job.key is not None:
+            self.keyed.setdefault(job.key, set()).add(job.id)
         self.places[job.id] = self.next_place
         self.next_place += 1
         self.queues.add(job.queue)
@@ -289,7 +294,9 @@ class Store:
             self.back_to_waiting(job, held, Outcome.EXPIRED, now, error)
 
     def is_spent(self, job: JobRecord) -> bool:
-        return job.attempts + job.stalls >= job.max_attempts or 0 < job.max_stalls <= job.stalls
+        if job.max_stalls:
+            return job.attempts >= job.max_attempts or job.stalls >= job.max_stalls
+        return job.attempts + job.stalls >= job.max_attempts
 
     def end(
         self,
@@ -396,8 +403,12 @@ class Store:
     def of_key(self, like: JobRecord, wanted: Callable[[JobState], bool]) -> JobRecord | None:
         if like.key is None:
             return None
-        found = (job for job in self.jobs.values() if job.key == like.key and wanted(job.state))
+        found = (job for job in self.jobs_of(like.key) if wanted(job.state))
         return next((job for job in found if self.shares_keys(job, like)), None)
+
+    def jobs_of(self, key: str) -> list[JobRecord]:
+        """The jobs of this key in any queue."""
+        return [self.jobs[job_id] for job_id in self.keyed.get(key, ())]
 
     def shares_keys(self, job: JobRecord, other: JobRecord) -> bool:
         return job.queue == other.queue

@@ -6,11 +6,14 @@ PLANTED.md beside the package's README is its output.
 
 - `registry`: the list of bugs;
 - `producing`, `leasing`, `settling`, `operating`: the bugs, by part of the contract;
+- `batches`, `values`, `handles`: the bugs, by kind: silent limits, changed values, handles that trust their memory;
 - `table`: the cases that catch each bug;
 - `__main__`: prints that table.
 """
 
-from taskharbor_testkit.planted import leasing, operating, producing, settling
+from taskharbor_testkit.planted import batches, handles, leasing, operating, producing, settling, values
 from taskharbor_testkit.planted.registry import PLANTED, RULES
 
-__all__ = ["PLANTED", "RULES", "leasing", "operating", "producing", "settling"]
+__all__ = [
+    "PLANTED", "RULES", "batches", "handles", "leasing", "operating", "producing", "settling", "values",
+]  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from taskharbor.clock import Clock
-from taskharbor.drivers.contract import Extension, Release, Settlement, Woken
+from taskharbor.drivers.contract import DAY, Extension, Release, Settlement, Woken
+from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.waiting import Notifications
 from taskharbor.errors import JobError, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import SECOND, JobRecord, JobState, Lease, Micros
@@ -247,7 +248,21 @@ class MaxStallsIgnored(Bug):
     """A job dies when its stalls reach max_stalls."""
 
     def is_spent(self, job: JobRecord) -> bool:
-        return job.attempts + job.stalls >= job.max_attempts
+        return not job.max_stalls and super().is_spent(job)
+
+
+class StallsSpendTwice(Bug):
+    """With max_stalls, an expired lease spends nothing of max_attempts."""
+
+    def is_spent(self, job: JobRecord) -> bool:
+        return super().is_spent(job) or job.attempts + job.stalls >= job.max_attempts
+
+
+class AttemptsIgnoredWithMaxStalls(Bug):
+    """With max_stalls too, a job dies when its attempts reach max_attempts."""
+
+    def is_spent(self, job: JobRecord) -> bool:
+        return super().is_spent(job) and (not job.max_stalls or job.stalls >= job.max_stalls)
 
 
 class StallsSpendNothing(Bug):
@@ -276,3 +291,23 @@ class MissedWakeUp(HandleBug):
         if seen is not None:
             seen = (await super().wait(queues, now=now, timeout=0)).seen
         return await super().wait(queues, now=now, timeout=timeout, seen=seen)
+
+
+class LeaseForYears(HandleBug):
+    """A lease lasts a day at most."""
+
+    async def reserve(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None = None,
+    ) -> list[JobRecord]:
+        if lease_for > DAY:
+            return await self.run(Reserve(queue, limit, lease_for, now, worker))
+        return await super().reserve(
+            queue, limit=limit, lease_for=lease_for, now=now, worker=worker, types=types
+        )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, JobState, Micros, UpdateFlags
+from taskharbor.drivers.operations import Enqueue
+from taskharbor.jobs import DEFAULT_FLAGS, LARGEST_PAYLOAD, JobRecord, JobState, Micros, UpdateFlags
 from taskharbor_testkit.model.records import change, flags_of
 from taskharbor_testkit.planted.registry import Bug, HandleBug
 
@@ -177,3 +178,16 @@ class KeysSharedBetweenQueues(Bug):
 
     def shares_keys(self, job: JobRecord, other: JobRecord) -> bool:
         return True
+
+
+class AnyPayload(HandleBug):
+    """A payload has a largest size, whatever a client allows."""
+
+    async def enqueue(
+        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
+    ) -> list[Enqueued]:
+        if any(
+            isinstance(record.payload, bytes) and len(record.payload) > LARGEST_PAYLOAD for record in records
+        ):
+            return await self.run(Enqueue(list(records), now))
+        return await super().enqueue(records, now=now, new_ids=new_ids)

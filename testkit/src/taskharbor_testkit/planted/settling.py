@@ -8,9 +8,10 @@ from typing import ClassVar
 import msgspec
 
 from taskharbor.drivers.contract import EXPIRED_ERROR, Ack, AttemptPage, Fail, Release, RetryAt, Settlement
+from taskharbor.drivers.operations import Settle
 from taskharbor.errors import JobError, JobNotFound
-from taskharbor.jobs import Failure, JobRecord, Micros, Outcome
-from taskharbor_testkit.planted.registry import Bug
+from taskharbor.jobs import MAX_TRIES, Failure, JobRecord, Micros, Outcome
+from taskharbor_testkit.planted.registry import Bug, HandleBug
 
 
 class AckNotIdempotent(Bug):
@@ -160,3 +161,12 @@ class LogCursorSkipsARow(Bug):
         page = super().read_attempts(after=after, limit=limit)
         is_full = len(page.attempts) == limit
         return AttemptPage(page.attempts, str(int(page.cursor) + is_full))
+
+
+class FailuresUncounted(HandleBug):
+    """The number of failures in a settlement has the bound of max_attempts."""
+
+    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
+        if any(isinstance(one, (RetryAt, Fail)) and one.attempts > MAX_TRIES for one in settlements):
+            return await self.run(Settle(list(settlements), now))
+        return await super().settle(settlements, now=now)

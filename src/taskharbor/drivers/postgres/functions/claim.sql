@@ -108,7 +108,7 @@ BEGIN
                 FULL JOIN unnest(v_queue.ranks) AS new(rank) USING (rank)
         ) AS h;
     END IF;
-    IF v_next.low_expiry <= p_now AND reclaim(p_queue, v_next.low_expiry, p_now, 1000, p_stir) > 0 THEN
+    IF v_next.low_expiry <= p_now AND reclaim(p_queue, v_next.low_expiry, p_now, greatest(p_limit, 1000), p_stir) > 0 THEN
         -- Reclaimed jobs can be at any place.
         v_knows := false;
     END IF;

@@ -22,7 +22,8 @@ BEGIN
         v_job.state := 1;
         IF v_job.cancel_requested THEN
             v_job.state := 6;
-        ELSIF v_job.attempts + v_job.stalls >= v_job.max_attempts OR v_job.stalls >= v_job.max_stalls THEN
+        ELSIF v_job.attempts + (CASE WHEN v_job.max_stalls IS NULL THEN v_job.stalls ELSE 0 END) >= v_job.max_attempts
+            OR v_job.stalls >= v_job.max_stalls THEN
             v_job.state := 5;
             v_job.last_error := v_type || ': ' || v_message;
         END IF;

@@ -1,6 +1,14 @@
 -- name: get
 SELECT /*job*/ FROM $schema.job_records WHERE id = ANY ($1::text[])
 
+-- name: suspect
+-- Jobs with values beyond the bounds of the contract, and all that have headers. $1: also jobs that have ended.
+SELECT id, queue, headers, NOT coalesce(
+    length(trim(id)) BETWEEN 1 AND 200 AND length(trim(type)) BETWEEN 1 AND 200 AND coalesce(flags, 0) BETWEEN -32 AND 31
+    AND (has_ended OR 1e6 >= ALL (ARRAY[attempts, stalls, max_attempts]) AND 0 <= ALL (ARRAY[attempts, stalls, max_attempts])
+         AND 1::bigint << 53 >= ALL (ARRAY[fence, run_at, created_at]) AND -(1::bigint << 53) <= ALL (ARRAY[run_at, created_at])), false)
+FROM $schema.job_records WHERE $1::boolean OR NOT has_ended
+
 -- name: newest
 SELECT last_value + 1 FROM $schema.job_seq
 

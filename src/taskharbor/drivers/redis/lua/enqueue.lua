@@ -36,7 +36,8 @@ local function store(args, at, base, offsets)
       answer = accept(unpacked(id, value .. number))
     else
       if place ~= last_place then
-        local run_at = math.max(struct.unpack('>I8', place, #place - 7), 1)
+        local _, at = place_from(place .. number, #place - 9)
+        local run_at = math.max(at, 1)
         last_place, score, is_due = place, string.format('%.0f', run_at), run_at <= now
         if is_due then names[#names + 1] = string.sub(place, 3, -11) end
       end

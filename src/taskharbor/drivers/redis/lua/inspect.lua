@@ -74,7 +74,7 @@ define('page', {'no-writes'}, function(_, args)
   local answer = {has_more and number_of(ids[#ids]) or 0}
   local found = 0
   for n = 1, #ids do
-    if is_wanted(string.byte(values[n])) then
+    if values[n] and is_wanted(string.byte(values[n])) then
       found = found + 1
       answer[2 * found], answer[2 * found + 1] = ids[n], values[n]
       if found == most and n < #ids then
@@ -98,7 +98,6 @@ define('stats', {'allow-oom'}, function(keys, args)
   wake()
 
   local _, next_ids = first_in_line(lines_of(nil, 1), 1)
-  -- The score in the line has no instants before 1970.
   local head_run_at = next_ids[1] and load(waiting_job, next_ids[1]).head[RUN_AT]
 
   local counts = {

@@ -14,7 +14,7 @@
 --            long string and always the last: similar jobs would share a hash and be compared byte by byte
 --
 -- A claim adds a lease in front. An ack removes it and rewrites the front. The rest is copied unread.
-local LAYOUT_VERSION = 4 -- Of all that this file defines, and of the members of sorted sets. A store of another one is refused.
+local LAYOUT_VERSION = 5 -- Of all that this file defines, and of the members of sorted sets. A store of another one is refused.
 local LEASE = '>I1I8I8I2'
 local TOKEN_SIZE = 24
 local FRONT = '>I1I4I8I8I4I1'
@@ -36,8 +36,9 @@ local SETTLED = 't'
 local SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5, 6
 
 -- A job's place in line: its type behind the length of that, which keeps a type apart from any other that begins like it; then
--- PLACE: priority, highest first; run_at; seq. Sorted byte by byte this is the order of claims.
-local PLACE = '>I2I8I8'
+-- PLACE: priority, highest first; run_at + 2^53 in two halves, so that a number of Lua is exact and instants before 1970 come
+-- first; seq. Sorted byte by byte this is the order of claims.
+local PLACE = '>I2I4I4I8'
 local PLACE_SIZE, LOWEST_PRIORITY = 18, 32767
 
 -- The attempt log is a stream. Rows that ended alike share an entry, whose id is the number of its last row:

@@ -116,8 +116,9 @@ local function state_of(job)
 end
 
 local function is_spent(head)
-  return head[ATTEMPTS] + head[STALLS] >= head[MAX_ATTEMPTS]
-    or (head[MAX_STALLS] > 0 and head[STALLS] >= head[MAX_STALLS])
+  local has_bound = head[MAX_STALLS] > 0
+  return head[ATTEMPTS] + (has_bound and 0 or head[STALLS]) >= head[MAX_ATTEMPTS]
+    or (has_bound and head[STALLS] >= head[MAX_STALLS])
 end
 
 -- One line, then the traceback if there is one.
@@ -148,7 +149,11 @@ local function sweep(limit)
     local members = call('ZRANGEBYSCORE', active, '-inf', now, 'LIMIT', 0, math.min(100, limit - ended))
     if #members == 0 then break end
     if ended == 0 then read_settings() end
-    for n = 1, #members do expire(load(active_job, id_in(members[n]))) end
+    for n = 1, #members do
+      local job = load_whole(active_job, id_in(members[n]))
+      -- A damaged job stays stored until it is repaired.
+      if job then expire(job) else call('ZREM', active, members[n]) end
+    end
     ended = ended + #members
   end
   return ended

@@ -7,8 +7,16 @@ end
 
 local function ready_member(job)
   local head = job.head
-  local place = struct.pack(PLACE, LOWEST_PRIORITY - head[PRIORITY], math.max(head[RUN_AT], 0), job.seq)
+  local run_at = head[RUN_AT]
+  local high = math.floor(run_at / 4294967296) + 2097152
+  local place = struct.pack(PLACE, LOWEST_PRIORITY - head[PRIORITY], high, run_at % 4294967296, job.seq)
   return type_prefix(head[TYPE]) .. place .. job.id
+end
+
+-- Return priority, run_at and number of a place that begins at `at`.
+local function place_from(text, at)
+  local rank, high, low, seq = struct.unpack(PLACE, text, at)
+  return rank, (high - 2097152) * 4294967296 + low, seq
 end
 
 -- Instants before 1970 become the first one after it: a negative score marks a blocked job.
@@ -50,11 +58,15 @@ local function promote(limit)
   local ids = call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, limit)
   if #ids == 0 then return false end
   local values = call_with('HMGET', waiting_job, ids)
-  local members, names = {}, {}
+  local members, names, member = {}, {}, nil
   for n = 1, #ids do
-    local job = unpacked(ids[n], values[n])
-    members[2 * n - 1], members[2 * n] = 0, ready_member(job)
-    names[n] = job.head[TYPE]
+    local is_whole, job = pcall(unpacked, ids[n], values[n])
+    if is_whole then is_whole, member = pcall(ready_member, job) end
+    -- A damaged job leaves the line and stays until it is repaired.
+    if is_whole then
+      names[#names + 1] = job.head[TYPE]
+      members[2 * #names - 1], members[2 * #names] = 0, member
+    end
   end
   call_with('ZADD', ready, members)
   call_with('SADD', types, names)
@@ -91,7 +103,7 @@ local function step(line)
     line.at = line.at + 1
     local member = line.members[line.at]
     if member then
-      local rank, run_at, seq = struct.unpack(PLACE, member, line.skip)
+      local rank, run_at, seq = place_from(member, line.skip)
       if run_at <= now then
         line.member, line.rank, line.run_at, line.seq = member, rank, run_at, seq
         return true
@@ -157,8 +169,8 @@ local function take_in_a_row(line, limit)
     call('SREM', types, line.name)
     return {}
   end
-  local first_rank = struct.unpack(PLACE, members[1], skip)
-  local last_rank, last_run_at = struct.unpack(PLACE, members[count], skip)
+  local first_rank = place_from(members[1], skip)
+  local last_rank, last_run_at = place_from(members[count], skip)
   if first_rank ~= last_rank or last_run_at > now then return nil end
   call('ZREMRANGEBYLEX', ready, '[' .. members[1], '[' .. members[count])
   for n = 1, count do members[n] = string.sub(members[n], skip + PLACE_SIZE) end

@@ -78,6 +78,32 @@ define('cancel_keys', {'allow-oom'}, function(keys, args)
   end)
 end)
 
+-- Remove a damaged job, which cannot be loaded, and keep its bytes. Does nothing if other bytes are stored now. What names the job
+-- in `ready` and `active` is removed when it is met.
+--
+-- KEYS    the queue's
+-- ARGV    1 channel, 2 now, 3 the hash for damaged jobs, 4 id, 5 its bytes, then its keys
+-- result  {0, 1 if it was removed}
+define('set_aside', {'allow-oom'}, function(keys, args)
+  local id, is_removed = args[4], 0
+  for _, family in ipairs({waiting_job, active_job, finished_job}) do
+    if call('HGET', family, id) == args[5] then
+      call('HSET', args[3], id, args[5])
+      call('HDEL', family, id)
+      for _, line in ipairs({waiting, scheduled, jobs, done, dead, cancelled}) do call('ZREM', line, id) end
+      is_removed = 1
+    end
+  end
+  for n = 6, #args do
+    for _, index in ipairs({waiting_key, active_key}) do
+      if call('HGET', index, args[n]) == id then call('HDEL', index, args[n]) end
+    end
+    unblock(args[n])
+  end
+  wake()
+  return {0, is_removed}
+end)
+
 -- Make dead jobs wait again.
 --
 -- KEYS    the queue's

@@ -46,6 +46,12 @@ local function load(family, id)
   return value and unpacked(id, value)
 end
 
+-- Returns nil for a job that is damaged or not stored. It must not stop a call that has begun to change others.
+local function load_whole(family, id)
+  local is_whole, job = pcall(load, family, id)
+  return is_whole and job or nil
+end
+
 local function more(job, name)
   local map = job.head[MORE]
   return map and map[name]

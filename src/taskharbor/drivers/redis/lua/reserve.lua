@@ -44,7 +44,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
     return answer
   end
 
-  sweep(1000)
+  sweep(math.max(limit, 1000))
   local was_promoted = promote(10000)
 
   -- Jobs that an earlier try of this call has leased: the caller gets them now. If it wants fewer, the others go back unspent.
@@ -84,9 +84,11 @@ define('reserve', {'allow-oom'}, function(keys, args)
     local stored, leases = {}, {}
     local member_end = behind_id(worker)
     for n = 1, #ids do
-      local id, value = ids[n], values[n]
+      -- The caller sets aside what it cannot read.
+      local id, value = ids[n], values[n] or ''
       -- The key is now held by the inflight job. Plain jobs have no key.
-      local key = byte(value, PLAIN_AT) == 0 and unpacked(id, value).head[KEY]
+      local job = byte(value, PLAIN_AT) == 0 and load_whole(waiting_job, id)
+      local key = job and job.head[KEY]
       if key then
         call('HDEL', waiting_key, key)
         call('HSET', active_key, key, id)

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, QueueSettings, Release, RetryAt
+from taskharbor.drivers.contract import DAY, Ack, Extension, Fail, JobFilter, QueueSettings, Release, RetryAt
 from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import LATEST, SECOND, Failure, UpdateFlags
+from taskharbor.jobs import LARGEST_PAYLOAD, LATEST, MAX_TRIES, SECOND, Failure, UpdateFlags
 from taskharbor_testkit.conformance.calls import perform
 from taskharbor_testkit.conformance.twin import BOOM, QUEUE, START, Twin
 
@@ -18,7 +18,7 @@ BAD_FIELDS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("run_at_us", "created_at_us"), (LATEST + 1, -LATEST - 1, 1.5)),
     **dict.fromkeys(("timeout_us", "backoff_min_us", "backoff_max_us"), (-1, "x")),
     **dict.fromkeys(("max_attempts", "max_stalls"), (-1, 1_000_001, True)),
-    "payload": ("text", bytearray(b"{}"), None),
+    "payload": ("text", bytearray(b"{}"), None, b"x" * (LARGEST_PAYLOAD + 1)),
     "priority": (32_768, 1.0),
     "headers": ({"a": 1}, {"a": "\0"}, {"a": "x" * 8_192}, None),
     "update": (UpdateFlags(run_at="soon"), {}),  # type: ignore[arg-type]
@@ -26,8 +26,8 @@ BAD_FIELDS: dict[str, tuple[Any, ...]] = {
 BAD_CLAIMS: dict[str, tuple[Any, ...]] = {
     "queue": BAD_NAMES,
     "limit": (-1, 2**31),
-    "lease_for": (0, LATEST + 1),
-    "now": (LATEST + 1, 1.5),
+    "lease_for": (0, DAY + 1),
+    "now": (-1, LATEST + 1, 1.5),
     "worker": ("",),
     "types": (["\0"], [5]),
 }
@@ -86,6 +86,8 @@ async def a_batch_with_a_bad_settlement_or_heartbeat_is_refused_and_none_of_it_i
         RetryAt(job_id, token, LATEST + 1, 1, BOOM),
         RetryAt(job_id, token, None, 1, BOOM),  # type: ignore[arg-type]
         RetryAt(job_id, token, t.now, -1, BOOM),
+        RetryAt(job_id, token, t.now, MAX_TRIES + 1, BOOM),
+        Fail(job_id, token, MAX_TRIES + 1, BOOM),
         Fail(job_id, token, 1, None),  # type: ignore[arg-type]
         Fail(job_id, token, 1, Failure("x" * 70_000, "")),
         Fail(job_id, token, 1, Failure("E", "lone \ud800")),
@@ -96,7 +98,8 @@ async def a_batch_with_a_bad_settlement_or_heartbeat_is_refused_and_none_of_it_i
     good = Extension(job_id, token, b"1")
     beats: Any = (Extension(job_id, token, "half"), Extension("", token), None)  # type: ignore[arg-type]
     await _refused(t, *[op.ExtendLease([good, one], SECOND, t.now) for one in beats])
-    await _refused(t, op.ExtendLease([good], 0, t.now), names="lease_for")
+    for lease_for in (0, DAY + 1):
+        await _refused(t, op.ExtendLease([good], lease_for, t.now), names="lease_for")
 
 
 async def bad_settings_are_refused_and_the_queue_keeps_its_own(t: Twin) -> None:

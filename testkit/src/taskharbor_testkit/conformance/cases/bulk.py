@@ -47,13 +47,13 @@ async def a_blob_is_swapped_only_where_it_holds_what_is_expected(t: Twin) -> Non
 
 
 async def a_portion_of_a_write_is_published_once(t: Twin) -> None:
-    """The note decides, not the ids: nothing comes back after the jobs are gone."""
+    """The note decides, not the ids: nothing comes back after the jobs are gone, weeks later."""
     fields: dict[str, Any] = {"headers": {"a": "1"}, "priority": 3, "max_attempts": 2}
     blobs = {
         "staging/w/1": [t.job(), t.job(key="k")],
         "staging/w/2": [t.job(key="k"), t.job(queue="other")],
         "staging/w/3": [t.job(run_at_us=t.now + SECOND, **fields)],
-        **{f"staging/w/{n}": [t.job()] for n in (4, 5, 6)},
+        **{f"staging/w/{n}": [t.job()] for n in (4, 5, 6, 7)},
     }
     for name, jobs in blobs.items():
         await t.driver.put_blob(name, pack(jobs))
@@ -84,15 +84,22 @@ async def a_portion_of_a_write_is_published_once(t: Twin) -> None:
     assert await t.driver.list_blobs("staging") == list(blobs)
     await t.cancel(*t.model.jobs)
     assert await t.purge() == 7
+    t.advance(20 * 86_400)
+    # A store forgets old notes when it writes another.
+    t.model.enqueue(blobs["staging/w/7"], now=t.now)
+    await publish("later", 1, 1, "staging/w/7", {1})
     for write in writes:
         await publish(*write[:4], set(range(4)))
 
 
 async def a_blob_that_holds_no_jobs_is_not_published(t: Twin) -> None:
+    """Nor are the others of its call."""
     for data in (b"nonsense", pack([t.job(queue="")])):
         await t.driver.put_blob("staging/w/1", data)
+        await t.driver.put_blob("staging/w/0", pack([t.job()]))
         async with t.unchanged():
-            publish = t.driver.publish_blobs(["staging/w/1"], series="s", number=1, portion=1, now=t.now)
+            names = ["staging/w/0", "staging/w/1"]
+            publish = t.driver.publish_blobs(names, series="s", number=1, portion=1, now=t.now)
             (raised,) = await asyncio.gather(publish, return_exceptions=True)
         assert isinstance(raised, InvalidRequest), f"{data!r} was published"
 

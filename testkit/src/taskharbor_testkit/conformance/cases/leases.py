@@ -75,7 +75,7 @@ async def extending_sets_expires_at(t: Twin) -> None:
     await t.shows(held, worker=held.worker, reserved_at_us=held.reserved_at_us, fence=held.fence)
     t.advance(20)
     assert (await t.reserve(), await t.reclaim()) == ([], 0)
-    kept = await t.keep(kept, lease=400 * 86_400)
+    kept = await t.keep(kept, lease=86_400)
     assert await t.settle(ack(kept)) == [None]
 
 

@@ -71,6 +71,7 @@ _after_stalls("one_execution_left_after_the_last_but_one", 2, "ready", max_attem
 _after_stalls("one_stall_left_under_max_stalls", 1, "ready", max_attempts=99, max_stalls=2)
 _after_stalls("max_stalls_bounds_apart_from_attempts", 2, "dead", max_attempts=99, max_stalls=2)
 _after_stalls("max_stalls_zero_is_no_bound", 5, "ready", max_attempts=99, max_stalls=0)
+_after_stalls("stalls_spend_no_attempt_under_max_stalls", 3, "ready", max_attempts=2, max_stalls=4)
 
 
 async def failures_do_not_count_as_stalls(t: Twin) -> None:
@@ -81,6 +82,17 @@ async def failures_do_not_count_as_stalls(t: Twin) -> None:
     t.advance(5)
     await t.reclaim()
     await t.shows(held, state="ready", attempts=3, stalls=1, last_error=BOOM.text)
+
+
+async def attempts_bound_apart_from_stalls(t: Twin) -> None:
+    """A stall ends a job whose attempts are spent already."""
+    held = await t.lease(t.job(max_attempts=2, max_stalls=3), lease=5)
+    for spent in (1, 2):
+        await t.settle(retry(held, t.now, attempts=spent))
+        (held,) = await t.reserve(lease=5)
+    t.advance(5)
+    await t.reclaim()
+    await t.shows(held, state="dead", attempts=2, stalls=1)
 
 
 async def only_the_queue_asked_for(t: Twin) -> None:
