@@ -55,7 +55,7 @@ MISTAKES = [
     ("job(max_attempts=-1)", "job 'send': max_attempts -1: at least 1.*leave it out for the default"),
     ("job(max_attempts='3')", "max_attempts '3': expected `int`, got `str`$"),
     ("job(retry=0)", "job 'send': max_attempts 0: at least 1"),
-    ("job(timeout=0)", "job 'send': timeout 0: longer than 0 seconds; leave it out"),
+    ("job(timeout=-1)", "job 'send': timeout -1: longer than 0 seconds; 0 itself means no timeout"),
     ("job(timeout='5s')", "timeout '5s': give seconds or a timedelta"),
     ("job(priority='high')", "job 'send': priority 'high': expected `int`"),
     (
@@ -143,7 +143,7 @@ MISTAKES = [
     ),
     # apps
     ("Harbor('memory://', max_attempts=0)", r"Harbor\(\): max_attempts 0: at least 1"),
-    ("Harbor('memory://', timeout=0)", r"Harbor\(\): timeout 0"),
+    ("Harbor('memory://', timeout=1e-9)", r"Harbor\(\): timeout 1e-09"),
     ("Harbor('memory://', backoff=5)", r"Harbor\(\): backoff 5"),
     ("Harbor('memory://', codec='pickle')", r"Harbor\(\): unknown codec 'pickle'"),
     ("Harbor('memory://', codecs=[JSON])", "codecs .*: give a CodecRegistry"),

@@ -40,7 +40,7 @@ def test_run_at_may_lie_in_the_past() -> None:
         ),
         ({"delay": 1, "run_at": datetime(2026, 1, 1, tzinfo=UTC)}, "give one of them, not both"),
         ({"run_at": datetime(2026, 1, 1)}, "no time zone"),
-        ({"timeout": 0}, "longer than 0 seconds"),
+        ({"timeout": -1}, "longer than 0 seconds"),
         ({"run_at": datetime(2300, 1, 1, tzinfo=UTC)}, "run_at_us 1\\d+: expected `int` <= 9007199254740991"),
         *(({"max_attempts": wrong}, f"max_attempts {wrong}: at least 1") for wrong in (-1, 0)),
         ({"backoff": (5, 1)}, "shortest first"),

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from taskharbor.errors import ResultNotKept as ResultNotKept
     from taskharbor.errors import SchemaMismatch as SchemaMismatch
     from taskharbor.errors import TaskHarborError as TaskHarborError
+    from taskharbor.errors import ThreadsLost as ThreadsLost
     from taskharbor.errors import UnknownDriver as UnknownDriver
     from taskharbor.errors import WaitTimeout as WaitTimeout
     from taskharbor.errors import WorkerProcessDied as WorkerProcessDied
@@ -100,7 +101,7 @@ _HOMES = {
     "drivers.contract": "JobFilter QueueSettings QueueStats",
     "errors": "BackendUnavailable CodecError Forbidden HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead"
     " JobNotFound JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid QueueNotFound"
-    " RemoteError ResultNotKept SchemaMismatch TaskHarborError UnknownDriver WaitTimeout WorkerProcessDied",
+    " RemoteError ResultNotKept SchemaMismatch TaskHarborError ThreadsLost UnknownDriver WaitTimeout WorkerProcessDied",
     "failures": "FailedJob",
     "handlers": "Options",
     "harbor": "AsyncJobType Harbor JobType SyncJobType",

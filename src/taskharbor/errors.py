@@ -72,6 +72,10 @@ class WorkerProcessDied(TaskHarborError):
     """The process that ran a handler ended without an answer (crash, out of memory, killed)."""
 
 
+class ThreadsLost(TaskHarborError):
+    """A worker stopped because more of its threads than it may lose did not come back. A new process has none of them."""
+
+
 class RemoteError(TaskHarborError):
     """Stands for an exception that was raised in another process. `failure` has its type's name, message and traceback."""
 

@@ -681,6 +681,8 @@ class Harbor:
                     FAILURE_TYPE,
                     *(one.request.type for one in self.failure_handlers),
                 ]
+        if options.get("heartbeat_process") is True and isinstance(self._store, str):
+            options["heartbeat_process"] = self._store
         of_app: WorkerOptions = {
             "queues": self.queues,
             "middleware": self.middleware,

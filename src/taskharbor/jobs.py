@@ -264,6 +264,11 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
             return None
         return Lease(self.id, self.token, self.expires_at_us, self.cancel_requested)
 
+    def is_overdue(self, now: Micros) -> bool:
+        """Return True if the job is inflight and its lease began longer than its timeout ago."""
+        began = self.reserved_at_us if self.state is JobState.INFLIGHT and self.timeout_us else None
+        return began is not None and now - began > self.timeout_us
+
     @property
     def run_at(self) -> datetime:
         """The instant from which the job may run."""

@@ -48,6 +48,8 @@ class Stoppable:
     """Made when a thread first waits for it."""
     on_stop: Callable[[str], object] | None = None
     """Called with the reason, in the thread that asks first."""
+    thread_call: Any = None
+    """The worker's `ThreadCall`, where a thread runs the work."""
 
     @property
     def should_stop(self) -> bool:
@@ -196,6 +198,9 @@ class Batch(Stoppable):
     def __len__(self) -> int:
         return len(self.records)
 
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} {self.records[0].type}>"
+
 
 def current_job() -> Job:
     """Return the job that this code runs for. Works in async handlers, in threads and in worker processes.
@@ -311,7 +316,7 @@ def timeout(call: Call) -> Call:
     """End an execution that takes longer than its job's timeout.
 
     On the event loop and in worker processes the execution really ends. A thread cannot be killed. It is asked to stop
-    (`job.should_stop`), and its lease is kept until it has ended, so that the job never runs twice at once.
+    (`job.should_stop`), and its lease is kept until it has ended, or until the worker's grace is over as well.
     """
     # Not a coroutine itself, so a job without a timeout costs none.
     return lambda job: (
@@ -335,10 +340,16 @@ async def limited(
         work.stop(TIMEOUT)
         raise JobTimeout(too_long) from error
     except asyncio.CancelledError as error:
-        # A thread past its timeout is still waited for. A cancellation meanwhile does not change the reason.
+        # A thread past its timeout is waited for a while. A cancellation meanwhile does not change the reason.
         if scope.expired() and work.stop_reason == TIMEOUT:
             raise JobTimeout(too_long) from error
         raise
+
+
+def is_overdue() -> bool:
+    """Return True if the timeout has ended the execution that this code runs for."""
+    scope = _scope.get(None)
+    return scope is not None and scope.expired()
 
 
 def reschedule_timeout(job: Job, when: float | None) -> None:

@@ -293,8 +293,9 @@ def _run_at(request: JobRequest, now: Micros) -> Micros:
 
 def _timeout(timeout: timedelta | float) -> Micros:
     duration = as_duration("timeout", timeout)
-    if duration <= 0:
-        raise InvalidRequest(f"timeout {timeout!r}: longer than 0 seconds; leave it out for no timeout")
+    # Of an app's default, a job opts out by 0. What is rounded to it is a mistake.
+    if duration <= 0 and timeout:
+        raise InvalidRequest(f"timeout {timeout!r}: longer than 0 seconds; 0 itself means no timeout")
     return duration
 
 

@@ -146,6 +146,21 @@ def test_stats_once_or_again_and_again(run: Run, client: Client, some_jobs: list
     assert "default" in run(*watch, "--times", "2").stdout
 
 
+def test_a_job_that_runs_longer_than_its_timeout_is_shown(
+    run: Run, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overdue = client.enqueue(JobRequest(type="a", timeout=0.001)).id
+    client.enqueue(JobRequest(type="a", timeout=3600))
+    lease(client), lease(client)
+    client.enqueue(JobRequest(type="a", queue="other"))
+    assert json.loads(run("stats", "--json").stdout)["overdue"] == {"default": 1}
+    assert "overdue" in run("stats").stdout
+    assert "overdue" in run("inspect", overdue).stdout
+    monkeypatch.setattr("taskharbor.cli.queues.LARGEST_PAGE", 1)
+    assert json.loads(run("stats", "--json").stdout)["overdue"] is None
+    assert "overdue" not in run("stats").stdout
+
+
 def test_queues_pause_resume_set(run: Run, client: Client) -> None:
     """Only what is named changes, and a queue that was never seen is made only with --create."""
     refused = run("queues", "pause", "a", code=2).stderr

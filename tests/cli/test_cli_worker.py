@@ -230,6 +230,28 @@ def test_a_killed_child_is_replaced_and_all_stop_on_one_signal(make_app: MakeApp
         assert process.wait(timeout=30) == 0
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_worker_that_lost_threads_ends_or_is_replaced(make_app: MakeApp, processes: str) -> None:
+    app = make_app(
+        text=APP.replace(
+            'raise AssertionError("nobody enqueues it")', "import threading; threading.Event().wait()"
+        )
+    )
+    with Client("sqlite:///own.db") as client:
+        payload = {"seconds": 0}
+        client.enqueue_many(
+            JobRequest(type="slow", payload=payload, timeout=0.05, max_attempts=1) for _ in range(8)
+        )
+    # Of eight in one or two workers, one loses four at least.
+    with worker(app, "--processes", processes, "--grace", "50ms") as process:
+        until(process, "4 threads are lost")
+        if processes == "1":
+            assert process.wait(timeout=60) == 4
+        else:
+            assert "exit code 4" in until(process, "starts again")
+            until(process, "serves")
+
+
 def test_children_go_when_the_parent_is_killed(make_app: MakeApp) -> None:
     with worker(make_app(), "--processes", "2") as process:
         until(process, "serves", times=2)

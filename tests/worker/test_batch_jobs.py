@@ -25,7 +25,7 @@ from taskharbor.batch_jobs import current_batch
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
-from worker.stage import PATIENCE, Gate, Stage, begun, eventually, finish, never, running, stage
+from worker.stage import PATIENCE, Gate, Stage, begun, eventually, finish, logged, never, running, stage
 
 AT_ONCE = FixedDelays([0])
 
@@ -168,6 +168,27 @@ async def test_a_failed_call_fails_its_rows(returned: Any, error: str, harbor: H
         assert (job.state, job.attempts) == (JobState.DEAD, 1)
         assert (job.last_error or "").startswith(error)
         assert ("test_batch_jobs.py" in (job.last_error or "")) is isinstance(returned, Exception)
+
+
+async def test_a_call_that_hangs_on_its_thread_past_timeout_and_grace_fails_its_rows(
+    harbor: Harbor, here: Stage
+) -> None:
+    gate = Gate()
+
+    @harbor.batch_job(max_attempts=1, timeout=0.05)
+    def price(orders: pa.Table) -> None:
+        if gate.calls == 0:
+            gate.on_thread(orders)
+
+    with logged() as told:
+        async with running(harbor.worker(grace=0.05)):
+            first = await price.enqueue_async(number=1)
+            await gate.began()
+            second = await price.enqueue_async(number=2)
+            states = [(await here.ended(one.id)).state for one in (first, second)]
+            gate.go_on.set()
+    assert states == [JobState.DEAD, JobState.DONE]
+    assert told.count("<Batch of 1 price> did not stop within 0.05 s of its timeout") == 1
 
 
 async def test_a_payload_that_does_not_fit_fails_alone(harbor: Harbor, here: Stage) -> None:

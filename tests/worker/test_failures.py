@@ -188,7 +188,7 @@ def test_a_failure_handler_that_cannot_work_is_refused() -> None:
         wrong(lambda: None)
     with pytest.raises(TypeError, match="unknown option isolation"):
         wrong(isolation="process")(_ignore)
-    for options in ({"timeout": 0}, {"priority": "high"}, {"type": "x" * 190}, {"retry": "x"}):
+    for options in ({"timeout": -1}, {"priority": "high"}, {"type": "x" * 190}, {"retry": "x"}):
         with pytest.raises(InvalidRequest):
             wrong(**options)(_ignore)
     assert not harbor.handlers

@@ -1,12 +1,20 @@
 """The backend goes away and comes back: nothing is lost, nothing done twice, and the log says it once."""
 
 import asyncio
+import contextlib
+import threading
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
+from drivers.http.http_line import proxy_to
 from taskharbor import Job, JobState, Outcome
-from worker.stage import EVERYTHING, Stage, Trouble, eventually, logged, running
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.registry import connect
+from taskharbor.testing.broker import running_broker
+from taskharbor_testkit.servers import FaultProxy
+from worker.stage import EVERYTHING, PATIENCE, Stage, Trouble, eventually, logged, running, stage
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -87,3 +95,53 @@ async def test_a_retry_whose_answer_got_lost_is_not_written_twice(troubled: Stag
         record = await troubled.ended(job_id)
     assert (record.attempts, record.stalls, fences) == (1, 0, [1, 2])
     assert await troubled.outcomes(job_id) == [Outcome.RETRIED, Outcome.DONE]
+
+
+# -- bounded runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["postgres", "redis", "http"])
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "http":
+        with running_broker(MemoryDriver()) as url:
+            yield url
+    else:
+        yield request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "when", ["before the start", "before a stop", "idle", "at work", "after the last job"]
+)
+async def test_a_bounded_run_ends_although_the_backend_hangs(server_url: str, when: str) -> None:
+    """`run` returns, by the bound of its time or by a stop. What was not written runs again when its lease is over."""
+    began, go_on = threading.Event(), threading.Event()
+
+    async def handler(job: Job) -> None:
+        began.set()
+        await eventually(go_on.is_set)
+
+    async with stage(connect(server_url)) as here:
+        to = proxy_to if server_url.startswith("http") else FaultProxy.to
+        with contextlib.closing(to(server_url)) as proxy:
+            at_start = when.startswith("before")
+            limits = {"max_jobs": 1} if when == "after the last job" else {"until_empty": False}
+            bound = None if when == "before a stop" else 0.5 if at_start else 2.0
+            url = proxy.url_for(server_url)
+            here.driver = connect(f"{url}{'&' if '?' in url else '?'}connect_timeout=2")
+            worker = here.worker(handler, max_seconds=bound, grace=0.5, **limits)
+            if at_start:
+                proxy.stall()
+            elif when != "idle":
+                await here.enqueue()
+            thread = threading.Thread(target=worker.run, daemon=True)
+            thread.start()
+            if when == "before a stop":
+                await eventually(lambda: proxy.connections > 0)
+                worker.stop()
+            elif not at_start:
+                await eventually(began.is_set if when != "idle" else lambda: worker.snapshot()["serving"])
+                proxy.stall()
+                go_on.set()
+            await asyncio.to_thread(thread.join, PATIENCE)
+            assert not thread.is_alive()

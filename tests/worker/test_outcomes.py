@@ -13,10 +13,21 @@ import pytest
 
 import taskharbor.signals as signals
 from records import present
-from taskharbor import FixedDelays, Harbor, InvalidRequest, Job, JobRequest, JobState, Outcome, current_job
+from taskharbor import (
+    FixedDelays,
+    Harbor,
+    InvalidRequest,
+    Job,
+    JobRequest,
+    JobState,
+    Outcome,
+    ThreadsLost,
+    current_job,
+)
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.jobs import MAX_RESULT_BYTES, to_datetime
-from worker.stage import PATIENCE, Gate, Stage, eventually, never, running
+from taskharbor.worker.run import MOST_LOST
+from worker.stage import PATIENCE, Gate, Stage, begun, eventually, finish, logged, never, running
 
 
 class Abort(BaseException):
@@ -129,6 +140,42 @@ async def test_a_timed_out_thread_keeps_its_lease_till_it_ends(here: Stage, is_s
         record = await here.ended(job_id)
     assert (record.state, record.attempts, record.stalls) == (JobState.DEAD, 1, 0)
     assert present(record.last_error).startswith("JobTimeout")
+
+
+async def test_threads_that_hang_past_timeout_and_grace_fail_their_jobs_and_are_replaced(here: Stage) -> None:
+    """One may come back. With one more lost than it may lose the worker stops, and says that only a new process helps."""
+    gates, returned = [Gate() for _ in range(MOST_LOST + 2)], threading.Event()
+
+    def hangs(job: Job) -> None:
+        if (number := int(job.payload)) < len(gates):
+            gates[number].on_thread(job)
+            returned.set()
+
+    worker = here.worker(hangs, concurrency=1, grace=0.02, heartbeat=0.02)
+    try:
+        with logged() as told:
+            for number, gate in enumerate(gates):
+                job_id = await here.enqueue(payload=number, timeout=0.05, max_attempts=1)
+                if number == 0:
+                    task = await begun(worker, gate)
+                record = await here.ended(job_id)
+                assert (record.state, record.attempts, record.stalls) == (JobState.DEAD, 1, 0)
+                assert present(record.last_error).startswith("JobTimeout")
+                if number == 0:
+                    overdue, lost = [one for one in told.buffer if job_id in one.getMessage()][:2]
+                    assert "is overdue" in overdue.getMessage()
+                    assert "its thread is lost" in lost.getMessage()
+                    assert all("in on_thread" in present(one.exc_text) for one in (overdue, lost))
+                    gate.go_on.set()
+                    await eventually(returned.is_set)
+                # Its place, the only one, is free, except in a worker that stops.
+                if number <= MOST_LOST:
+                    assert (await here.ended(await here.enqueue(payload=99))).state is JobState.DONE
+            with pytest.raises(ThreadsLost, match="4 threads did not come back"):
+                await finish(task)
+    finally:
+        for gate in gates:
+            gate.go_on.set()
 
 
 # -- what a handler sees of its job, and what it must not see of another's --------------------------------------------

@@ -3,13 +3,19 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from records import present
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.registry import connect
+from taskharbor.jobs import SECOND
 from worker.stage import (
     EVERYTHING,
     PATIENCE,
@@ -21,6 +27,7 @@ from worker.stage import (
     finish,
     logged,
     running,
+    stage,
 )
 
 
@@ -112,21 +119,101 @@ def there() -> Stage:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_stuck_thread_holds_up_neither_the_worker_nor_its_process(there: Stage) -> None:
-    """Its job is given back, and `run` returns: asyncio's own cleaning up must not wait for the thread either."""
+@pytest.mark.parametrize("timeout", [0, 0.5])
+def test_the_job_of_a_stuck_thread_is_kept_although_the_worker_has_ended(
+    there: Stage, timeout: float
+) -> None:
+    """`run` returns. The lease is extended until the thread ends, so that nothing overlaps; past its timeout it runs out."""
     gate = Gate()
-    job_id = asyncio.run(there.enqueue())
-    worker = there.worker(gate.on_thread, grace=0.05)
+    job_id = asyncio.run(there.enqueue(timeout=timeout))
+    worker = there.worker(gate.on_thread, grace=0.05, heartbeat=0.02, lease=1.0)
     thread = threading.Thread(target=worker.run)
     thread.start()
     asyncio.run(gate.began())
     worker.stop()
     thread.join(PATIENCE / 2)
     is_over = not thread.is_alive()
+    again = there.again()
+    if timeout:
+        # Charged, as a lease that ran out or, on a slow machine, as a failure before the stop.
+        asyncio.run(eventually(lambda: reclaimed(again, job_id)))
+    else:
+        first = present(asyncio.run(again.get(job_id)).expires_at_us)
+        asyncio.run(again.until(job_id, lambda job: present(job.expires_at_us) > first + SECOND))
+        # The worker may run again meanwhile: it takes another handle.
+        worker.stop()
+        worker.run()
     gate.go_on.set()
     thread.join(PATIENCE)
     assert is_over
-    assert asyncio.run(untouched(there.again(), job_id))
+    asyncio.run(again.until(job_id, lambda job: job.state.is_waiting))
+    record = asyncio.run(again.get(job_id))
+    assert record.attempts + record.stalls == (1 if timeout else 0)
+
+
+async def reclaimed(here: Stage, job_id: str) -> bool:
+    await here.client.driver.reclaim(now=await here.client.now(), limit=1)
+    return (await here.get(job_id)).state is not JobState.INFLIGHT
+
+
+STUCK = """
+import asyncio, sys, threading
+from taskharbor import Worker
+
+def stuck(job):
+    print("began", flush=True)
+    threading.Event().wait()
+
+async def main():
+    task = asyncio.ensure_future(worker.run_async())
+    await asyncio.to_thread(sys.stdin.readline)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+worker = Worker(sys.argv[1], grace=0.05)
+worker.register("work", stuck)
+worker.run() if sys.argv[2] == "run" else asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["run", "run_async"])
+async def test_a_process_that_ends_gives_back_the_jobs_of_stuck_threads(how: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with stage(connect(url)) as here:
+        job_id = await here.enqueue()
+        command, pipe = [sys.executable, "-c", STUCK, url, how], subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+            try:
+                assert await finish(asyncio.to_thread(present(process.stdout).readline)) == "began\n"
+                if how == "run":
+                    process.send_signal(signal.SIGTERM)
+                process.communicate("cancel\n", timeout=PATIENCE)
+            finally:
+                process.kill()
+        assert process.returncode == 0
+        assert await untouched(here, job_id)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_job_that_blocks_the_loop_is_not_given_back_while_it_runs(there: Stage) -> None:
+    gate = Gate("done")
+
+    async def blocks(job: Job) -> Any:
+        return gate.on_thread(job)
+
+    job_id = asyncio.run(there.enqueue())
+    worker = there.worker(blocks, grace=0.05, heartbeat=0.02)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    asyncio.run(gate.began())
+    worker.stop(now=True)
+    again = there.again()
+    first = present(asyncio.run(again.get(job_id)).expires_at_us)
+    # Long past the grace.
+    asyncio.run(again.until(job_id, lambda job: present(job.expires_at_us) > first + SECOND))
+    gate.go_on.set()
+    thread.join(PATIENCE)
+    assert asyncio.run(again.outcomes(job_id)) == [Outcome.DONE]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

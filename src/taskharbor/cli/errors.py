@@ -4,6 +4,7 @@
   1  it could not be done (no such job, a worker that failed, a check of `doctor` or `demo`)
   2  bad input: an option, a payload, a URL
   3  the backend does not answer
+  4  a worker lost threads to handlers that do not come back: start it again
 130  interrupted (Ctrl-C)
 """
 
@@ -25,6 +26,7 @@ from taskharbor.errors import (
     JobNotFound,
     SchemaMismatch,
     TaskHarborError,
+    ThreadsLost,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 FAILED = 1
 BAD_INPUT = 2
 UNAVAILABLE = 3
+WORN_OUT = 4
 INTERRUPTED = 130
 
 _HINTS: tuple[tuple[type[TaskHarborError], str], ...] = (
@@ -100,6 +103,8 @@ def _problem_of(error: BaseException, settings: Invocation) -> CommandFailed:
         return CommandFailed(error.format_message(), code=error.exit_code, kind=kind)
     if isinstance(error, TaskHarborError):
         hint = next((hint for kind_of, hint in _HINTS if isinstance(error, kind_of)), "")
+        if isinstance(error, ThreadsLost):
+            return CommandFailed(str(error), code=WORN_OUT, kind=kind)
         is_bad_input = isinstance(error, (InvalidRequest, CodecError))
         code = UNAVAILABLE if isinstance(error, BackendUnavailable) else BAD_INPUT if is_bad_input else FAILED
         return CommandFailed(str(error), hint=hint, code=code, kind=kind)

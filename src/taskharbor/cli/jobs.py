@@ -209,6 +209,7 @@ def _facts(job: JobRecord, now: Micros) -> Table:
         ("progress", None if job.progress is None else str(msgspec.json.decode(job.progress))),
         ("priority", str(job.priority) if job.priority else None),
         ("timeout", out.duration_text(job.timeout_us) if job.timeout_us else None),
+        ("overdue", cell("yes: the worker's log has the stack", "red") if job.is_overdue(now) else None),
         ("key", job.key or None),
         ("idempotency", job.idempotency_key or None),
         ("headers", ", ".join(f"{name}={value}" for name, value in job.headers.items()) or None),

@@ -5,19 +5,22 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
+import msgspec
 
-from taskharbor.broker.models import queue_stats_view, queue_view, stats_view
+from taskharbor.broker.models import StatsView, queue_stats_view, queue_view, stats_view
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
 from taskharbor.cli.errors import BadInput
+from taskharbor.cli.jobs import LARGEST_PAGE, Listing
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, cell, count_text
 from taskharbor.client import Client
-from taskharbor.drivers.records import QueueSettings, QueueStats
+from taskharbor.drivers.records import JobFilter, QueueSettings, QueueStats
 from taskharbor.drivers.urls import shown_url
 from taskharbor.jobs import SECOND, JobState, Micros
 
@@ -137,6 +140,15 @@ def _kept(settings: QueueSettings) -> str:
 # -- stats -------------------------------------------------------------------------------------------------
 
 
+Look: TypeAlias = tuple[list[QueueStats], Counter[str] | None, Micros]
+
+
+class WatchedStats(StatsView, kw_only=True):
+    """Figures of queues. `overdue`: the jobs that run longer than their timeouts, by queue; null where too many run to look."""
+
+    overdue: dict[str, int] | None
+
+
 @opt.command()
 @opt.queue_option
 @flag("--watch -w", "Stay, and show changes until Ctrl-C.")
@@ -148,8 +160,8 @@ def stats(settings: Invocation, queue: str | None, watch: bool, interval: float,
         looks = _looks(client, queue, interval, times if watch else 1)
         try:
             if settings.json:
-                for taken, now in looks:
-                    out.emit(stats_view(taken, now))
+                for taken, late, now in looks:
+                    out.emit(WatchedStats(**msgspec.structs.asdict(stats_view(taken, now)), overdue=late))
             elif watch:
                 _watch(settings, looks)
             else:
@@ -161,33 +173,44 @@ def stats(settings: Invocation, queue: str | None, watch: bool, interval: float,
                 raise
 
 
-def _looks(
-    client: Client, queue: str | None, interval: float, times: int | None
-) -> Iterator[tuple[list[QueueStats], Micros]]:
+def _looks(client: Client, queue: str | None, interval: float, times: int | None) -> Iterator[Look]:
     for number in itertools.count(1):
-        yield client.stats(queue), client.now()
+        taken, now = client.stats(queue), client.now()
+        running = sum(one.counts[JobState.INFLIGHT] for one in taken)
+        late: Counter[str] | None = None
+        # A page at most: nothing but a listing knows, and a look must stay cheap in a busy store.
+        if running <= LARGEST_PAGE:
+            jobs = (
+                Listing(client, JobFilter(queue=queue, states=frozenset({JobState.INFLIGHT})), LARGEST_PAGE)
+                if running
+                else ()
+            )
+            late = Counter(job.queue for job in jobs if job.is_overdue(now))
+        yield taken, late, now
         if number == times:
             return
         time.sleep(interval)
 
 
-def _watch(settings: Invocation, looks: Iterator[tuple[list[QueueStats], Micros]]) -> None:
+def _watch(settings: Invocation, looks: Iterator[Look]) -> None:
     from rich.console import Group
     from rich.live import Live
 
     screen = out.console()
     before: tuple[Micros, int] | None = None
     with Live(console=screen, auto_refresh=False, transient=False) as live:
-        for taken, now in looks:
+        for taken, late, now in looks:
             ended, pace = sum(map(_ended_ever, taken)), ""
             if before is not None and now > before[0]:
                 pace = f"{(ended - before[1]) * SECOND / (now - before[0]):.0f} jobs/s  "
             before = now, ended
             line = f"{shown_url(settings.url)}  {time.strftime('%H:%M:%S')}  {pace}Ctrl-C ends this"
-            live.update(Group(cell(line, "bright_black"), view(taken, now, screen)), refresh=True)
+            live.update(Group(cell(line, "bright_black"), view(taken, late, now, screen)), refresh=True)
 
 
-def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableType:
+def view(
+    taken: list[QueueStats], late: dict[str, int] | None, now: Micros, screen: Console
+) -> RenderableType:
     """Return the table, with a sum under it if there are several queues."""
     if not taken:
         return cell(NO_QUEUES)
@@ -203,6 +226,11 @@ def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableTyp
         least = 0 if total or state is JobState.READY else WIDE
         draw = functools.partial(_count, state)
         columns.append(Column(title, draw, True, footer=footer(count_text(total)), least=least))
+    if late:
+        overdue = footer(count_text(sum(late.values())))
+        columns.append(
+            Column("overdue", lambda one: _figure(late.get(one.queue, 0), "red"), True, footer=overdue)
+        )
     ever = footer(count_text(sum(map(_ended_ever, taken))))
     columns += [
         Column("lag", lambda one: _lag(one, now), right=True),
@@ -216,8 +244,11 @@ def _ended_ever(one: QueueStats) -> int:
 
 
 def _count(state: JobState, one: QueueStats) -> Text:
-    count = one.counts.get(state, 0)
-    return cell(count_text(count), out.STATES[state][0] if count else "bright_black")
+    return _figure(one.counts.get(state, 0), out.STATES[state][0])
+
+
+def _figure(count: int, style: str) -> Text:
+    return cell(count_text(count), style if count else "bright_black")
 
 
 def _lag(one: QueueStats, now: Micros) -> Text:

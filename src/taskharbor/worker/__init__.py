@@ -6,6 +6,7 @@ The modules, in the order in which a job passes through them:
 - `backend_loop`: starts and stops the loops on the backend's side, and sweeps.
 - `fetch`: leases jobs.
 - `heartbeat`: keeps their leases until they are settled.
+- `heartbeat_process`: keeps leases from another process while a handler holds the interpreter lock.
 - `run`: runs handlers on the event loop, on threads, or many jobs in one call.
 - `processes`: runs handlers in processes of their own.
 - `process_child`: the other end of such a process, and the messages between both.

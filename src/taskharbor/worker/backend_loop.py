@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import random
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, JobFilter, Release
 from taskharbor.errors import BackendUnavailable, JobError, SchemaMismatch, TaskHarborError
-from taskharbor.jobs import JobState
+from taskharbor.jobs import SECOND, JobState
 from taskharbor.worker.fetch import Assignment, BackendLoop, FetchLoop, Troubles
 from taskharbor.worker.heartbeat import HeartbeatLoop
 from taskharbor.worker.run import SHUTDOWN, Hold
@@ -22,6 +25,7 @@ log = logging.getLogger("taskharbor.worker")
 _ABORT_SECONDS = 2.0
 """Seconds that cancelled handlers have to finish. Then their jobs are released all the same."""
 _EMPTY_EVERY = 0.05
+_KEPT = "%d threads did not stop in time; their jobs are given back when they end, or when the process does"
 RECLAIM_EVERY = 5.0
 PRUNE_EVERY = 60.0
 SWEEP_BATCH = 1000
@@ -38,6 +42,9 @@ class Engine(BackendLoop):
         self.is_serving = False
         """True from the backend's first answer until a stop is asked for."""
         self._in_a_hurry = False
+        self._start: asyncio.Timeout | None = None
+        self.is_outlived = False
+        """True if threads still run jobs, or calls of the driver hang, although the engine has ended."""
         self._fetch = FetchLoop(assignment)
         self._heartbeat = HeartbeatLoop(assignment)
         assignment.heartbeat_over.set()
@@ -55,6 +62,8 @@ class Engine(BackendLoop):
         self.is_serving = False
         self._stop.set()
         self._changed.set()
+        if self._start is not None and self._start.when() is None:
+            self._start.reschedule(self._loop.time() + _ABORT_SECONDS)
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -66,19 +75,23 @@ class Engine(BackendLoop):
                 self.is_serving = True
                 await self._work()
         finally:
-            await self._driver.close()
+            if not self.is_outlived:
+                await self._end(asyncio.ensure_future(self._driver.close()))
 
     async def _reach(self) -> bool:
         """Until the backend answers for the first time; False if we are asked to stop before it does."""
         try:
-            await self._outage.ride_out(self._driver.open, give_up=self._stop.is_set)
-            await self._outage.ride_out(self._clock.refresh, give_up=self._stop.is_set)
-            if self.assignment.on_start is not None:
-                start = partial(self.assignment.on_start, self._driver, self._clock.now())
-                await self._outage.ride_out(start, give_up=self._stop.is_set)
+            async with asyncio.timeout(_ABORT_SECONDS if self._stop.is_set() else None) as self._start:
+                await self._outage.ride_out(self._driver.open, give_up=self._stop.is_set)
+                await self._outage.ride_out(self._clock.refresh, give_up=self._stop.is_set)
+                if self.assignment.on_start is not None:
+                    start = partial(self.assignment.on_start, self._driver, self._clock.now())
+                    await self._outage.ride_out(start, give_up=self._stop.is_set)
         except (BackendUnavailable, OSError) as error:
-            log.warning("stopped before the backend answered: %s", error)
+            log.warning("stopped before the backend answered: %s", str(error) or "it hangs")
             return False
+        finally:
+            self._start = None
         return not self._stop.is_set()
 
     async def _work(self) -> None:
@@ -100,10 +113,16 @@ class Engine(BackendLoop):
         finally:
             for task in (stopping, fetching, *lasting):
                 task.cancel()
-            ended = await asyncio.gather(stopping, fetching, *lasting, return_exceptions=True)
-        for outcome in ended:
-            if isinstance(outcome, Exception) and not isinstance(outcome, (BackendUnavailable, OSError)):
-                raise outcome
+            await self._end(fetching, *lasting)
+        for task in (fetching, *lasting):
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None and not isinstance(error, (BackendUnavailable, OSError)):
+                raise error
+
+    async def _end(self, *tasks: asyncio.Future[None]) -> None:
+        """Wait for tasks that have nothing more to do. A driver may take long to see that its backend hangs: not so long."""
+        _, pending = await asyncio.wait(tasks, timeout=_ABORT_SECONDS)
+        self.is_outlived = self.is_outlived or bool(pending)
 
     def _note_end(self, loop: asyncio.Future[None]) -> None:
         if not loop.cancelled() and loop.exception() is not None:
@@ -120,6 +139,10 @@ class Engine(BackendLoop):
         await self._until_settled(fetching, grace, unless=lambda: self._in_a_hurry)
         if self._holds or not fetching.done():
             self._runner.call(self._runner.abort_running, SHUTDOWN)
+            # A handler that blocks its loop runs until that turns again, and so long its lease is kept.
+            turned = asyncio.Event()
+            self._runner.call(self._loop.call_soon_threadsafe, turned.set)
+            await turned.wait()
             await self._until_settled(fetching, _ABORT_SECONDS)
         if not fetching.done():
             fetching.cancel()
@@ -143,11 +166,17 @@ class Engine(BackendLoop):
             pass
 
     async def _give_back(self) -> None:
-        """Handlers that cannot be stopped die with the process: their jobs are released now, not at lease end."""
+        """Release the jobs of handlers that did not stop, except those on threads: these run on for as long as the process."""
         unwritten = sum(hold.settling for hold in self._holds)
         if unwritten:
             log.warning("%d jobs ended but could not be written; they run again", unwritten)
         stuck = [hold for hold in self._holds if not hold.settling and not hold.lost]
+        self._holds.clear()
+        self._holds.update({hold: None for hold in stuck if hold.is_on_thread})
+        if self._holds:
+            log.warning(_KEPT, len(self._holds))
+            self.is_outlived = True
+        stuck = [hold for hold in stuck if hold not in self._holds]
         for hold in stuck:
             hold.lost = True
         if not stuck:
@@ -163,6 +192,33 @@ class Engine(BackendLoop):
     def _release(self, holds: Sequence[Hold]) -> Awaitable[list[JobError | None]]:
         releases = [Release(hold.record.id, hold.token) for hold in holds]
         return self._driver.settle(releases, now=self._clock.now())
+
+    # -- threads that outlive the engine ----------------------------------------------------------------------
+
+    async def stay(self, is_over: asyncio.Event) -> None:
+        """Keep the leases of threads that still run. A job is given back when its thread ends, or when the process does."""
+        interval, grace = self._config.heartbeat, round(self._config.grace * SECOND)
+        while self._holds:
+            is_last, now = is_over.is_set(), self._clock.now()
+            for hold in self._holds:
+                # Past timeout and grace a lease is no longer kept, here as in a worker that runs.
+                hold.lost = hold.lost or hold.record.is_overdue(now - grace)
+            ended = [hold for hold in self._holds if is_last or hold.lost or not hold.is_on_thread]
+            # RuntimeError: the handlers' loop is closed, so there is nobody to hear of a lease that is lost.
+            with suppress(BackendUnavailable, OSError, RuntimeError):
+                async with asyncio.timeout(interval):
+                    releases = [Release(hold.record.id, hold.token) for hold in ended if not hold.lost]
+                    await self._driver.settle(releases, now=now)
+                    for hold in ended:
+                        del self._holds[hold]
+                    await self._heartbeat.beat()
+            if is_last:
+                break
+            with suppress(TimeoutError):
+                await asyncio.wait_for(is_over.wait(), interval)
+        await self._driver.close()
+
+    # -- empty or not -----------------------------------------------------------------------------------------
 
     async def _stop_when_empty(self) -> None:
         while True:
@@ -206,6 +262,23 @@ class Engine(BackendLoop):
                 return True
             if (cursor := page.cursor) is None:
                 return False
+
+
+async def stay(engines: Sequence[Engine], stopped: Callable[[], object]) -> None:
+    """Until the threads that these engines left behind have ended, or the process does. `stopped` lets the worker return."""
+    loop, thread, is_over = asyncio.get_running_loop(), threading.current_thread(), asyncio.Event()
+
+    def give_back() -> None:
+        with suppress(RuntimeError):  # The last of them has just ended.
+            loop.call_soon_threadsafe(is_over.set)
+        thread.join(_ABORT_SECONDS)
+
+    atexit.register(give_back)  # Before the worker returns: that may be the end of the process.
+    stopped()
+    try:
+        await asyncio.gather(*[engine.stay(is_over) for engine in engines])
+    finally:
+        atexit.unregister(give_back)
 
 
 class SweepLoop:

@@ -192,6 +192,8 @@ class Assignment(msgspec.Struct, eq=False, kw_only=True):
     """Set while no heartbeat is under way: every hold then has the token that is valid now."""
     claiming: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     """Held over a claim. A suspect that runs alone has that of all siblings: nothing is claimed meanwhile."""
+    on_heartbeat: Callable[[], object] = lambda: None
+    """Called before each heartbeat."""
     closing_at: float | None = None
     """The time of the loop at which nothing more is written."""
 

@@ -18,6 +18,8 @@ from taskharbor.worker.run import CANCELLED, LEASE_LOST, Hold
 
 log = logging.getLogger("taskharbor.worker")
 
+_STOOD = "no heartbeat for %.1f s: a handler held the interpreter lock, or this process was stopped"
+
 
 class HeartbeatLoop(BackendLoop):
     """Extends leases, and hears of those that are lost or asked to stop."""
@@ -25,7 +27,9 @@ class HeartbeatLoop(BackendLoop):
     async def run(self) -> None:
         pause = interval = self._config.heartbeat
         while True:
+            began, longest = self._loop.time(), pause + 2 * interval
             await asyncio.sleep(pause)
+            self.assignment.on_heartbeat()
             try:
                 # A half-open connection would hang here while leases run out: better to ask again.
                 async with asyncio.timeout(interval):
@@ -35,7 +39,11 @@ class HeartbeatLoop(BackendLoop):
                 log.debug("heartbeat failed: %s", error)
                 # Sooner than usual: leases are running out meanwhile.
                 pause = min(interval, 0.2)
-            self._drop_expired()
+            if (stood := self._loop.time() - began) > longest:
+                # Whether the leases were lost meanwhile is for the backend to say: it is asked again first.
+                log.warning(_STOOD, stood)
+            else:
+                self._drop_expired()
 
     async def beat(self) -> None:
         """Extend every lease held. What the backend refuses is lost; what was asked to stop is told so."""

@@ -17,7 +17,9 @@ import abc
 import asyncio
 import logging
 import queue
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +43,7 @@ from taskharbor.middleware import (
     PayloadRejected,
     Raised,
     Stoppable,
+    is_overdue,
     limited,
     set_current_batch,
     set_current_job,
@@ -62,6 +65,8 @@ _BURST_SECONDS = 0.005
 """Seconds that a lane may run jobs that never wait. Then the rest of the loop gets a turn."""
 _ENDED = object()
 """Stands for what a job waits for, where it has ended without a wait."""
+MOST_LOST = 3
+"""The threads that a worker may lose to handlers that do not come back. With one more it stops, for another process."""
 
 
 class Hold(msgspec.Struct, eq=False):
@@ -82,13 +87,20 @@ class Hold(msgspec.Struct, eq=False):
     lost: bool = False
     """The lease is gone: whatever the handler does, nothing is written for it."""
     settling: bool = False
-    job: Job | None = None
+    job: Stoppable | None = None
+    """The job or the batch that runs."""
     task: asyncio.Task[Any] | None = None
     """The task of a handler that waits."""
     settlement: Settlement | None = None
     """The settlement of the execution, once it has ended."""
     size: int = 1
     """The places that it takes; 0 for a suspect that runs beside them."""
+
+    @property
+    def is_on_thread(self) -> bool:
+        """True while a thread runs the handler, whatever became of the call that waits for it. Any thread may ask."""
+        call = None if self.job is None else self.job.thread_call
+        return call is not None and not call.has_ended
 
     def report(self, _: JobRecord, progress: bytes) -> None:
         """Store the handler's progress; the next heartbeat sends it."""
@@ -125,8 +137,8 @@ class BufferedRunner(abc.ABC):
         self.completed = 0
         """Places of the executions that have left this runner, however they ended."""
 
-    def call(self, method: Callable[..., None], *arguments: Any) -> None:
-        """From any thread: call one of our methods on the handlers' loop."""
+    def call(self, method: Callable[..., object], *arguments: Any) -> None:
+        """From any thread: call this on the handlers' loop."""
         self._loop.call_soon_threadsafe(method, *arguments)
 
     def feed(self, holds: Sequence[Hold], suspects: Sequence[Hold] = ()) -> None:
@@ -400,6 +412,8 @@ class BatchRunner(BufferedRunner):
             count = min(len(self._buffer), self._call.size)
             self._running = {self._buffer.popleft(): None for _ in range(count)}
             self._batch = Batch([hold.record for hold in self._running])
+            for hold in self._running:
+                hold.job = self._batch
             # A context of its own: what one call binds to a context variable, the next must not see.
             self._loop.create_task(self._run(), context=self._clean_context.copy())
 
@@ -479,22 +493,36 @@ class BatchRunner(BufferedRunner):
 
 # -- plain functions ----------------------------------------------------------------------------------------
 
-_ThreadCall: TypeAlias = "tuple[asyncio.Future[Any], Context, Callable[[], Any]]"
+
+class ThreadCall(msgspec.Struct, eq=False, gc=False):
+    """The state of a call on a thread. The thread writes it. It refers to nothing of the call, so a job may keep it."""
+
+    thread: int = 0
+    """The thread that runs it; 0: none yet."""
+    has_ended: bool = False
+
+
+_Queued: TypeAlias = "tuple[ThreadCall, asyncio.Future[Any], Context, Callable[[], Any]]"
 
 
 class ThreadPool:
     """Runs plain functions on threads of the worker's own, which start as they are needed, up to `size`.
 
     Leaner than an executor: a job costs one queue put and its share of one wake-up of the loop. A thread cannot be killed, so a
-    cancelled call asks its handler to stop and is over only when the thread is. They are daemons: a stuck handler cannot keep
-    a process alive.
+    cancelled call asks its handler to stop and is over only when the thread is, or when its job's timeout has passed and then
+    `grace` seconds. Such a thread is lost: it runs on, another takes its place, and `on_lost` gets the number of lost threads.
+    Threads are daemons: a stuck handler cannot keep a process alive.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, grace: float, on_lost: Callable[[int], object]) -> None:
         self._size = size
-        self._calls: queue.SimpleQueue[_ThreadCall | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._grace = grace
+        self._on_lost = on_lost
+        self._calls: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
+        self._threads = 0
         self._busy = 0
+        """Threads that run a function, lost ones too."""
+        self._lost = 0
         self._ended: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._notified = False
@@ -503,26 +531,34 @@ class ThreadPool:
     async def run(self, work: Stoppable, function: Callable[[], Any]) -> Any:
         future: asyncio.Future[Any] = self._loop.create_future()
         self._busy += 1
-        if self._busy > len(self._threads) and len(self._threads) < self._size:
-            name = f"taskharbor-handler-{len(self._threads)}"
-            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
-            self._threads[-1].start()
-        self._calls.put((future, copy_context(), function))
+        if self._threads < min(self._busy, self._size + self._lost):
+            name = f"taskharbor-handler-{self._threads}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+            self._threads += 1
+        work.thread_call = call = ThreadCall()
+        self._calls.put((call, future, copy_context(), function))
         cancelled: asyncio.CancelledError | None = None
+        last_wait: asyncio.TimerHandle | None = None
         try:
             while not future.done():
                 try:
                     await asyncio.shield(future)
                 except asyncio.CancelledError as error:
                     if future.done():
-                        break  # The thread ended before it could be asked to stop, or raised this itself.
+                        break  # The thread ended before it could be asked to stop, or raised this itself; or it is lost.
                     # A cancellation by hand sets the reason first; without one it was the timeout.
                     work.stop(TIMEOUT)
                     cancelled = error
                     if self._closed:
                         raise  # The worker is gone and the process goes: nobody waits for the thread any more.
+                    if last_wait is None and (work.stop_reason == TIMEOUT or is_overdue()):
+                        _warn(work, call, "is overdue, and asked to stop")
+                        last_wait = self._loop.call_later(self._grace, self._give_up, work, call, future)
         finally:
-            self._busy -= 1
+            if last_wait is not None:
+                last_wait.cancel()
+            if not future.cancelled():
+                self._busy -= 1
         if cancelled is not None:
             # What came of it does not count: a handler that was asked to stop may have returned half-way.
             raise cancelled
@@ -536,12 +572,19 @@ class ThreadPool:
 
     def close(self) -> None:
         self._closed = True
-        for _ in self._threads:
-            self._calls.put(None)
+        self._calls.put(None)
+
+    def _give_up(self, work: Stoppable, call: ThreadCall, future: asyncio.Future[Any]) -> None:
+        if future.cancel():
+            self._lost += 1
+            _warn(work, call, f"did not stop within {self._grace:g} s of its timeout; its thread is lost")
+            self._on_lost(self._lost)
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            future, context, function = call
+        ident = threading.get_ident()
+        while (queued := self._calls.get()) is not None:
+            call, future, context, function = queued
+            call.thread = ident
             result: Any = None
             error: BaseException | None = None
             try:
@@ -552,14 +595,16 @@ class ThreadPool:
                 error.__traceback__ = stop.__traceback__
             except BaseException as raised:
                 error = raised
+            call.has_ended = True
             self._ended.append((future, result, error))
-            del future, context, function, call, result, error
+            del queued, call, future, context, function, result, error
             if not self._notified:
                 self._notified = True
                 try:
                     self._loop.call_soon_threadsafe(self._deliver)
                 except RuntimeError:
-                    return  # The loop is closed: the worker is gone, and so is the lease.
+                    return  # The loop is closed, and the worker is gone.
+        self._calls.put(None)  # For the next thread.
 
     def _deliver(self) -> None:
         # Cleared before draining: an append after the drain then notifies again.
@@ -567,7 +612,17 @@ class ThreadPool:
         while self._ended:
             future, result, error = self._ended.popleft()
             if future.cancelled():
+                self._lost -= 1
+                self._busy -= 1
                 continue
             # Never as the future's exception: asyncio would throw it into the waiting task, and StopIteration,
             # GeneratorExit and KeyboardInterrupt mean something else there.
             future.set_result((result, error))
+
+
+def _warn(work: Stoppable, call: ThreadCall, what: str) -> None:
+    """With the stack of the thread: files, lines and functions, no values."""
+    record = log.makeRecord(log.name, logging.WARNING, __file__, 0, f"{work!r} {what}", (), None)
+    if frame := sys._current_frames().get(call.thread):
+        record.exc_text = "".join(["Stack of its thread:\n", *traceback.format_stack(frame)])
+    log.handle(record)

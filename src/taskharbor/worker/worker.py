@@ -31,18 +31,19 @@ from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import check, listed
-from taskharbor.errors import InvalidRequest
+from taskharbor.errors import InvalidRequest, ThreadsLost
 from taskharbor.handlers import Handler, Isolation, Lifespan, OnInvalid
 from taskharbor.jobs import SECOND, Outcome
 from taskharbor.middleware import Call, Job, Middleware, chain, entered, function_call
 from taskharbor.requests import as_seconds
 from taskharbor.retry import RetryPolicy
-from taskharbor.worker.backend_loop import Engine
+from taskharbor.worker.backend_loop import Engine, stay
 from taskharbor.worker.fetch import Allowance, Assignment, OnStart, Outage, WorkerConfig
+from taskharbor.worker.heartbeat_process import HeartbeatProcess, WatchedWorker
 from taskharbor.worker.logs import logged
 from taskharbor.worker.process_setup import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool, SuspectPool
-from taskharbor.worker.run import BatchRunner, BufferedRunner, Runner, ThreadPool
+from taskharbor.worker.run import MOST_LOST, BatchRunner, BufferedRunner, Runner, ThreadPool
 
 log = logging.getLogger("taskharbor.worker")
 
@@ -92,6 +93,7 @@ class PlainOptions(TypedDict, total=False):
     concurrency: int
     lease: timedelta | float
     heartbeat: timedelta | float | None
+    heartbeat_process: bool | str
     poll_interval: timedelta | float
     prefetch: int
     batch: int | None
@@ -124,6 +126,8 @@ class Worker:
 
     Queues are served in turn. A mapping gives them weights: `queues={"urgent": 5, "mail": 1}`. With `order="strict"` a queue is
     served only if those before it are empty. `limits={"mail": 2}` bounds the jobs of a queue that run at once in this worker.
+    With `heartbeat_process` a process beside the worker extends leases while a handler holds the interpreter lock; it gets the
+    store's URL, which is the option's value if the worker is given a driver.
     `until_empty` stops the worker when nothing is left to do now, and `until_empty="retries"` when also no failed job waits for
     its retry.
     """
@@ -140,6 +144,7 @@ class Worker:
         concurrency: int = 20,
         lease: timedelta | float = 15.0,
         heartbeat: timedelta | float | None = None,
+        heartbeat_process: bool | str = False,
         poll_interval: timedelta | float = 1.0,
         prefetch: int = 4000,
         batch: int | None = None,
@@ -199,6 +204,13 @@ class Worker:
         for queue in self.config.queues:
             # Refused here, and not when the first claim is made.
             check(Reserve(queue, 1, self.config.lease_us, 0, self.config.name, list(types or ())))
+        url = driver if heartbeat_process is True else heartbeat_process or None
+        watched = WatchedWorker(str(url), self.name, self.config.lease_us, beat)
+        self._keeping = watched if isinstance(url, str) else None
+        can_keep = self._keeping and self.driver.capabilities.multi_process and sys.platform == "linux"
+        if heartbeat_process and (not can_keep or str(url).startswith("http")):
+            wanted = "it works on Linux, with the URL of a store that processes share, and without a broker"
+            raise InvalidRequest(f"heartbeat_process: {wanted}")
         self._every_type = every_type
         self._lifespan = lifespan
         self._on_start = on_start
@@ -209,6 +221,7 @@ class Worker:
         self._handlers: dict[str, Handler] = {}
         self._engines: list[Engine] = []
         self._stop_asked = 0
+        self._lost_threads = 0
         self._is_running = False
         self._processes: ProcessPool | None = None
         self._suspects: SuspectPool | None = None
@@ -289,6 +302,8 @@ class Worker:
 
         Raises:
             InvalidRequest: The worker has no handlers.
+            ThreadsLost: It stopped because several threads did not come back after their jobs' timeouts. Only a new process is
+                rid of them.
         """
         if not self._handlers and not self._every_type:
             raise InvalidRequest(
@@ -301,13 +316,17 @@ class Worker:
         ended: Future[None] = Future()
         ended.set_running_or_notify_cancel()
 
+        def stopped() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
         def backend() -> None:
             try:
-                asyncio.run(self._serve(assignments))
+                asyncio.run(self._serve(assignments, stopped))
             except BaseException as error:
-                ended.set_exception(error)
-            else:
-                ended.set_result(None)
+                if not ended.done():
+                    ended.set_exception(error)
+            stopped()
 
         with self._assignments(has_own_thread=True) as assignments:
             threading.Thread(target=backend, name="taskharbor-backend", daemon=True).start()
@@ -323,6 +342,9 @@ class Worker:
                 for pool in (self._processes, self._suspects):
                     if pool is not None:
                         await pool.close()
+        if lost := self._lost_threads:
+            self._lost_threads = 0
+            raise ThreadsLost(f"{lost} threads did not come back after their timeouts: start a new process")
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the worker to stop, from any thread: gracefully, or at once."""
@@ -331,6 +353,12 @@ class Worker:
             # Under the lock: the engines are taken away under it too, before their loop closes.
             for engine in self._engines:
                 engine.request_stop(now=now)
+
+    def _note_lost(self, count: int) -> None:
+        if count > MOST_LOST:
+            self._lost_threads = count
+            log.error("%d threads are lost: worker %s stops, for a new process", count, self.name)
+            self.stop()
 
     @contextmanager
     def _assignments(self, *, has_own_thread: bool = False) -> Iterator[list[Assignment]]:
@@ -341,7 +369,9 @@ class Worker:
                 raise RuntimeError(f"{said}: make another one for another loop")
             self._is_running = True
         handlers = list(self._handlers.values())
-        threads = ThreadPool(self.config.concurrency + sum(handler.batch is not None for handler in handlers))
+        size = self.config.concurrency + sum(handler.batch is not None for handler in handlers)
+        threads = ThreadPool(size, grace=self.config.grace, on_lost=self._note_lost)
+        process = None if self._keeping is None else HeartbeatProcess(self._keeping)
         try:
             isolated = [handler for handler in handlers if handler.isolation == "process"]
             self._processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
@@ -371,11 +401,14 @@ class Worker:
                     siblings=assignments,
                     has_own_thread=has_own_thread,
                     on_start=self._on_start,
+                    on_heartbeat=process.tell if process else lambda: None,
                 )
                 assignments.append(assignment)
             yield assignments
         finally:
             threads.close()
+            if process is not None:
+                process.close()
             self._processes = self._suspects = None
             self._is_running = False
 
@@ -414,7 +447,10 @@ class Worker:
             return lambda job: threads.run(job, partial(call, job))
         return call
 
-    async def _serve(self, assignments: Sequence[Assignment]) -> None:
+    async def _serve(
+        self, assignments: Sequence[Assignment], stopped: Callable[[], object] = lambda: None
+    ) -> None:
+        """Run the engines to their end. `stopped` is called if they leave something: threads, or calls of a driver that hang."""
         engines = [Engine(assignment) for assignment in assignments]
         with self._lock:
             self._engines = engines
@@ -431,6 +467,9 @@ class Worker:
                 self._stop_asked = 0
             total = self.outcomes.total()
             log.info("worker %s stopped after %d execution%s", self.name, total, "" if total == 1 else "s")
+        if outlived := [engine for engine in engines if engine.is_outlived]:
+            self.driver = self.driver.clone()  # For the next run: this one is still in use.
+            await stay(outlived, stopped)
 
     # -- signals --------------------------------------------------------------------------------------------
 
