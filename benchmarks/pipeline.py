@@ -1,18 +1,23 @@
-"""The pipeline over made-up histories: how its time grows with the rows, and what a little more costs once much is there.
+"""The pipeline over made-up histories: beside one DuckDB process that makes the same tables and checks, how its time grows with
+the rows, and what a little more costs once much is there.
 
-The histories are written to Parquet beforehand and not counted; neither is the start of Spark, nor a small first run, in which
-the Java machine warms up.
+The histories are written to Parquet beforehand and not counted. A cold figure is of a new process, without Spark's start; before
+the others a small run warms the Java machine. `python -m benchmarks.pipeline LOG LAKE` is the process of a cold figure.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +79,7 @@ def _run(spark: SparkSession, lake: Lake, rows: DataFrame) -> RunSummary:
 @functools.cache
 def _full(rows: int) -> tuple[float, float, str]:
     """Seconds for all but the newest 1% of the rows, then for that 1%, and the memory that was needed at most."""
+
     spark, _ = _spark()
     with _history(spark, rows) as log, _lake() as lake:
         (last,) = log.selectExpr(f"percentile_approx(seq, 0.99, {MILLION})").head()  # type: ignore[misc]
@@ -134,11 +140,130 @@ def increment(rows: int) -> Figure:
     )
 
 
+# -- beside DuckDB, cold -------------------------------------------------------------------------------------------
+
+_SQL = Path(__file__).parent / "sql"
+
+
+def _duckdb(log: Path) -> tuple[float, float]:
+    """Seconds for the tables, and for the checks, in one process with two threads."""
+    import duckdb
+
+    with duckdb.connect(config={"threads": 2}) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.read_parquet(f"{log}/*.parquet").create_view("log")
+        times = [time.perf_counter()]
+        for name in ("pipeline_tables.sql", "pipeline_audit.sql"):
+            for statement in (_SQL / name).read_text("utf-8").split(";\n"):
+                connection.execute(statement).fetchall()
+            times.append(time.perf_counter())
+    return times[1] - times[0], times[2] - times[1]
+
+
+def _child(log: str, place: str) -> None:
+    """Run, audit and report, and print the seconds of each."""
+    from taskharbor.spark.audit import audit_lake
+    from taskharbor.spark.report import collect
+
+    times = [time.perf_counter()]
+    spark = local_session("benchmarks", settings=FOR_MILLIONS)
+    times.append(time.perf_counter())
+    lake = Lake(place)
+    _run(spark, lake, spark.read.parquet(log))
+    times.append(time.perf_counter())
+    result = audit_lake(spark, lake)
+    assert result.is_clean
+    times.append(time.perf_counter())
+    collect(spark, lake, audit=result)
+    times.append(time.perf_counter())
+    print(json.dumps([after - before for before, after in pairwise(times)]))
+
+
+@functools.cache
+def _cold(rows: int) -> tuple[list[float], tuple[float, float]]:
+    """Start, run, audit and report in a new process; and what DuckDB takes right after."""
+    with _history(_spark()[0], rows) as log, _folder() as place:
+        (path,) = {str(Path(name.removeprefix("file://")).parent) for name in log.inputFiles()}
+        command = [sys.executable, "-m", "benchmarks.pipeline", path, str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        times: list[float] = json.loads(done.stdout.splitlines()[-1])
+        return times, _duckdb(Path(path))
+
+
+def cold(rows: int, goal: float, *, audit: bool = False) -> Figure:
+    """A run, or an audit, against DuckDB."""
+    times, limits = _cold(rows)
+    what = "audit" if audit else "pipeline run"
+    return Figure(
+        name=f"{what} of {rows:,} attempts, cold, against DuckDB",
+        ours=Series("Spark, without its start", "s", [times[1 + audit]]),
+        limit=Series("DuckDB", "s", [limits[audit]]),
+        goal=goal,
+        higher_is_better=False,
+        facts={"start of Spark": f"{times[0]:.1f} s"},
+    )
+
+
+def fixed_cost() -> Figure:
+    """Start, run, audit and report of a few rows, as in the demo."""
+    times, _ = _cold(3_500)
+    return Figure(
+        name="start, run, audit and report of 3,500 attempts",
+        ours=Series("all together", "s", [sum(times)]),
+        limit=Series("one second", "s", [1.0]),
+        goal=25,
+        higher_is_better=False,
+        facts={name: f"{seconds:.1f} s" for name, seconds in zip(_PARTS, times, strict=True)},
+    )
+
+
+_PARTS = ("start", "run", "audit", "report")
+
+
+def few(rows: int, *, scattered: bool) -> Figure:
+    """1,000 new attempts on top of many, in a warm session: the newest ones, or from all over the history."""
+    from pyspark.sql import functions as F
+
+    spark, _ = _spark()
+    with _history(spark, rows) as log, _lake() as lake:
+        (last,) = log.selectExpr(f"percentile_approx(seq, {1 - 1000 / rows}, {MILLION})").head()  # type: ignore[misc]
+        is_new = F.pmod(F.hash("job_id"), F.lit(rows // 1000)) == 0 if scattered else F.col("seq") > last
+        # What is new gets higher numbers than all the rest.
+        late = F.when(is_new, F.col("seq") + F.lit(2**60)).otherwise(F.col("seq"))
+        numbered = log.withColumn("seq", late)
+        _run(spark, lake, numbered.where(f"seq < {2**60}"))
+        found = _run(spark, lake, numbered)
+    assert 900 < found.rows_read < 1100, found
+    return Figure(
+        name=f"1,000 new attempts, {'scattered' if scattered else 'recent'}, on {rows:,}, warm",
+        ours=Series("the second run", "s", [found.seconds]),
+        limit=Series("one second", "s", [1.0]),
+        goal=10 if scattered else 5,
+        higher_is_better=False,
+        facts={table: f"{count:,} rows" for table, count in found.tables.items()},
+    )
+
+
 def figures(quick: bool) -> list[Callable[[], Figure]]:
     if quick:
-        return [lambda: growth(60_000, 20_000, 3.3), lambda: increment(60_000)]
+        return [
+            fixed_cost,
+            lambda: cold(60_000, 60),
+            lambda: growth(60_000, 20_000, 3.3),
+            lambda: increment(60_000),
+        ]
     return [
+        fixed_cost,
+        lambda: cold(MILLION, 15),
+        lambda: cold(MILLION, 15, audit=True),
+        lambda: cold(10 * MILLION, 8),
+        lambda: few(MILLION, scattered=False),
+        lambda: few(MILLION, scattered=True),
         lambda: growth(3 * MILLION, MILLION, 3.3),
         lambda: growth(10 * MILLION, MILLION, 11),
         lambda: increment(10 * MILLION),
     ]
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])

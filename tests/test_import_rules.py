@@ -23,7 +23,7 @@ FOLDER = ROOT / "drivers"
 DRIVERS = sorted({path.parent.name for path in FOLDER.glob("*/__init__.py")} - {ENGINE} | {MEMORY})
 SHARED = tuple(f"taskharbor.drivers.{path.stem}" for path in FOLDER.glob("*.py") if path.stem != MEMORY)
 """Drivers are folders, but for the memory driver; the modules beside them are for all, and the engine is for drivers."""
-OUTER = ("broker", "cli", "testing", "demo", "spark")
+OUTER = ("broker", "cli", "testing", "demo", "lake", "spark")
 """Built on top of the core: nothing below may know of them."""
 EXTRAS: dict[str, tuple[str, ...]] = {
     "hypothesis": (),
@@ -31,7 +31,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "taskharbor_testkit": ("cli",),
     **dict.fromkeys(("pyspark", "jinja2"), ("spark",)),
     "pandas": ("spark", "batch_jobs"),
-    "pyarrow": ("spark", "bulk", "drivers", "batch_jobs"),
+    "pyarrow": ("lake", "spark", "bulk", "drivers", "batch_jobs"),
+    **dict.fromkeys(("deltalake", "duckdb"), ("lake",)),
     "adbc_driver_postgresql": ("drivers",),
     **dict.fromkeys(("psycopg", "hiredis", "redis", "sqlalchemy", "django", "aiohttp"), ("drivers",)),
     **dict.fromkeys(("starlette", "uvicorn"), ("broker",)),

@@ -20,6 +20,7 @@ from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState, Micros, UpdateFlags
 from taskharbor.spark.lake import Objective
+from taskharbor.spark.lake.frames import QUEUE_COLUMNS
 from taskharbor_testkit.histories.generation import _attempts
 from taskharbor_testkit.histories.plan import make_plan
 
@@ -71,6 +72,12 @@ def history(seed: int) -> list[Row]:
     for seq, one in enumerate(rows, 1):
         one |= {"seq": seq, "error_message": one["error_type"] and f"{one['error_type']} {seq}"}
     return rows
+
+
+def queues_frame(spark: SparkSession) -> DataFrame:
+    """The queues of that history, as a run of the pipeline sees them."""
+    empty = {field.name: None if field.nullable else 0 for field in QUEUE_COLUMNS} | {"paused": False}
+    return spark.createDataFrame([empty | {"queue": "mail", "max_inflight": 40}], QUEUE_COLUMNS)
 
 
 # -- of drivers ---------------------------------------------------------------------------------------------------

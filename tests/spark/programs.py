@@ -1,6 +1,7 @@
 """Spark programs that tests run in processes of their own: `programs.py NAME ARGUMENT...`. One JVM per process.
 
-- `die_midway LAKE SEED CUT STEP` runs the pipeline over the first rows of a history, and is gone in the middle of a step.
+- `die_midway LAKE SEED CUT TABLE MOMENT` runs the pipeline over the first rows of a history, and is gone before or after it
+  commits a table.
 - `speculate MASTER MARKS ROWS URL...` writes with a straggler that Spark runs twice at once, and a task that dies.
 - `drain MASTER URL FILE SETTINGS` runs workers on executors until all is done, and then until it interrupts itself.
 """
@@ -11,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,26 +36,27 @@ SPECULATION = {
 }
 
 
-def die_midway(folder: str, seed: str, cut: str, doomed: str) -> None:
+def die_midway(place: str, seed: str, cut: str, doomed: str, moment: str) -> None:
     sys.path.append(str(Path(__file__).parents[1]))
-    from spark.histories import OBJECTIVES, history
+    from spark.histories import OBJECTIVES, history, queues_frame
     from taskharbor.demo.analysis import SMALL
+    from taskharbor.lake.delta import Table
     from taskharbor.spark.lake import Lake, run_pipeline
-    from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
+    from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
 
-    def die_writing() -> None:
-        """Gone as soon as Spark has begun to write files of the step that has just begun. Those of earlier steps are complete."""
-        while not any(path.is_file() for path in Path(folder).glob("*/*/write=*/_temporary/**/*.parquet")):
-            pass
-        os._exit(9)
+    commit = Table.commit
 
-    def progress(step: str, number: int, steps: int) -> None:
-        if step == doomed:
-            threading.Thread(target=die_writing, daemon=True).start()
+    def fatal(self: Table, *given: Any) -> None:
+        if self.name != doomed or moment == "after":
+            commit(self, *given)
+        if self.name == doomed:
+            os._exit(9)
 
+    Table.commit = fatal  # type: ignore[method-assign, assignment]
     spark = local_session("child", master="local[2,4]", settings=SMALL)
     log = spark.createDataFrame(history(int(seed))[: int(cut)], ATTEMPT_COLUMNS).coalesce(1)
-    run_pipeline(spark, Lake(folder), log, name="log", objectives=OBJECTIVES, progress=progress)
+    queues = queues_frame(spark)
+    run_pipeline(spark, Lake(place), log, name="log", queues=queues, objectives=OBJECTIVES)
 
 
 def speculate(master: str, marks: str, rows: str, settings: str, *urls: str) -> None:

@@ -28,7 +28,7 @@ from taskharbor.cli.root import root
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.jobs import JobState
 from taskharbor.spark.audit import Kind, audit, audit_store
-from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
+from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
 from taskharbor_testkit.histories import generate, queue_limits
 from taskharbor_testkit.histories.planting import PLANTERS
 from taskharbor_testkit.servers import drop_schema, given_or_shared_postgres, with_fresh_schema

@@ -14,16 +14,23 @@ from spark.histories import NO_LEASE, START, Row, at, row
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND
 from taskharbor.spark.lake import Objective, gold
+from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS, COLUMNS, SchemaViolated, declared
 from taskharbor.spark.lake.objectives import attempt_objectives, checked, summed_objectives
-from taskharbor.spark.lake.silver import bronze_attempts, merged_lifecycles, silver_attempts, single_attempts
-from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, SchemaViolated, declared
+from taskharbor.spark.lake.silver import merged_lifecycles, silver_attempts, single_attempts
 
 MINUTE = 60
+CARRIED = "source string, queue string, date date, carried long"
 
 
 def silver(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     raw = spark.createDataFrame(list(rows), ATTEMPT_COLUMNS).coalesce(1)
-    return silver_attempts(bronze_attempts(raw, source="s", run=1, ingested_at=START))
+    origin = {
+        "source": F.lit("s"),
+        "run": F.lit(1),
+        "ingested_at": F.lit(START),
+        "date": F.to_date("ended_at"),
+    }
+    return silver_attempts(raw.withColumns(origin))
 
 
 def by_time(rows: Sequence[Any], name: str) -> dict[float, Any]:
@@ -78,9 +85,9 @@ def test_minutes_and_hours_count_what_happened_and_split_leases(spark: SparkSess
     merged = row(3, **NO_LEASE, ended_at=120, outcome="merged")
     attempts = silver(spark, [long, lost, merged]).cache()
     lifecycles = merged_lifecycles(single_attempts(attempts, run=7))
-    tallies = gold.all_tallies(gold.attempt_tallies(attempts), gold.arrival_tallies(lifecycles))
-    durations = gold.attempt_durations(attempts)
-    minutes = gold.gold_minutes(tallies, durations).cache()
+    cells = [gold.attempt_cells(attempts), gold.arrival_cells(lifecycles)]
+    # In two runs, of which the second adds to the minutes of the first.
+    minutes = gold.gold_minutes(cells[1:], gold.gold_minutes(cells[:1])).cache()
     found = by_time(minutes.collect(), "minute")
     busy = {minute: one.busy_us // SECOND for minute, one in found.items()}
     assert busy == {0: 30 + 20, 60: 60 + 10, 120: 15, 3540: 0}
@@ -89,27 +96,45 @@ def test_minutes_and_hours_count_what_happened_and_split_leases(spark: SparkSess
     assert found[3540].finished == 1
     assert found[60].concurrency == pytest.approx(70 / 60)
     assert found[60].wait_p50_us is None
-    assert found[0].wait_p50_us == pytest.approx(35 * SECOND, rel=0.05)
-    assert found[120].run_p99_us == pytest.approx(105 * SECOND, rel=0.025)
-    (hour,) = gold.gold_hours(minutes, durations).collect()
+    # Recorded values, the nearest by rank: of waits of 30 and 40 s the median is the first.
+    assert (found[0].wait_p50_us, found[0].wait_p95_us) == (30 * SECOND, 40 * SECOND)
+    assert found[120].run_p99_us == 105 * SECOND
+    (hour,) = gold.gold_hours(minutes).collect()
     assert (hour.arrivals, hour.starts, hour.finished, hour.busy_us) == (3, 2, 2, 135 * SECOND)
+    assert (hour.wait_p50_us, hour.run_p50_us) == (30 * SECOND, 105 * SECOND)
 
     limits = spark.createDataFrame([("s", "default", 2)], "source string, queue string, max_inflight int")
-    concurrency = by_time(gold.gold_concurrency(minutes, limits).collect(), "minute")
-    assert (concurrency[60].max_inflight, concurrency[60].ratio) == (2, pytest.approx(70 / 120))
-
+    carried = spark.createDataFrame([("s", "default", START.date(), 10)], CARRIED)
+    nothing = spark.createDataFrame([], COLUMNS["gold.queue_minutes"])
+    queues = gold.gold_queue_minutes(minutes, carried, limits, nothing).cache()
+    load = by_time(queues.collect(), "minute")
+    assert (load[60].max_inflight, load[60].ratio) == (2, pytest.approx(70 / 120))
     # 22:00 to 22:59 all in one day; of three jobs two have ended, and the first was tried again.
-    backlog = gold.gold_backlog(minutes, gold.daily_changes(minutes)).orderBy("minute").collect()
-    assert [one.waiting for one in backlog] == [3, 3, 2, 1]
+    assert [load[minute].waiting for minute in sorted(load)] == [13, 13, 12, 11]
+    # A minute keeps the limit that it was made with.
+    higher = limits.withColumn("max_inflight", F.lit(5))
+    again = gold.gold_queue_minutes(minutes, carried, higher, queues.where("minute(minute) = 1"))
+    assert {key: one.max_inflight for key, one in by_time(again.collect(), "minute").items()} == {
+        0: 5,
+        60: 2,
+        120: 5,
+        3540: 5,
+    }
 
 
 def test_a_job_heard_of_late_changes_the_backlog_of_every_day_it_waited() -> None:
-    first, second, third, fourth = known = [date(2026, 3, day) for day in (1, 2, 3, 4)]
-    assert gold.affected_dates([("s", "q", second, 1)], known) == {second, third, fourth}
-    assert gold.affected_dates([("s", "q", first, 1), ("s", "q", third, -1)], known) == {first, second, third}
-    assert gold.affected_dates([("s", "q", third, 0)], known) == {third}
-    changes = [("s", "q", first, 1), ("s", "r", first, -1)]
-    assert gold.affected_dates(changes, [first, fourth]) == {first, fourth}
+    first, second, third, fourth = (date(2026, 3, day) for day in (1, 2, 3, 4))
+    before: gold.Days = {("s", "q"): {first: 0, second: 0, third: 0, fourth: 0}}
+
+    def after(**changes: int) -> set[date]:
+        changed = {date(2026, 3, int(day[1:])): change for day, change in changes.items()}
+        return gold.affected_dates(before, {("s", "q"): before["s", "q"] | changed}, changed)
+
+    assert after(d2=1) == {second, third, fourth}
+    assert after(d1=1, d3=-1) == {first, second, third}
+    assert after(d3=0) == {third}
+    other: gold.Days = before | {("s", "r"): {first: -1, fourth: 0}}
+    assert gold.affected_dates(before, other, [first]) == {first, fourth}
 
 
 def test_errors_that_differ_in_ids_numbers_and_names_have_one_fingerprint(spark: SparkSession) -> None:

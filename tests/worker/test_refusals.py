@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -132,16 +133,22 @@ async def test_jobs_are_given_back_although_one_of_them_is_refused(
     troubled: Stage, trouble: Trouble, impatient: None
 ) -> None:
     guilty, *others = await troubled.enqueue_many(4)
-    gate = Gate()
+    gate, begun_jobs = Gate(), list[str]()
+
+    async def stubborn(job: Job) -> None:
+        begun_jobs.append(job.id)
+        while not gate.go_on.is_set():
+            with suppress(asyncio.CancelledError):
+                await gate.on_loop(job)
 
     def refuse(call: op.Operation[Any]) -> Exception | None:
         settlements = call.settlements if isinstance(call, op.Settle) else []
         return InvalidRequest("bad id") if any(one.job_id == guilty for one in settlements) else None
 
     trouble.refuse = refuse
-    worker = troubled.worker(gate.on_thread, grace=0.0)
+    worker = troubled.worker(stubborn, grace=0.0)
     task = await begun(worker, gate)
-    await eventually(lambda: gate.calls == 4)
+    await eventually(lambda: len(begun_jobs) == 4)
     worker.stop()
     await finish(task)
     gate.go_on.set()

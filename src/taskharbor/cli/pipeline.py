@@ -15,14 +15,14 @@ import msgspec
 
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
-from taskharbor.cli.errors import FAILED, BadInput
+from taskharbor.cli.errors import FAILED
 from taskharbor.cli.options import Invocation, option
 from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.errors import MissingExtra
 
-_lake = option("--lake folder", opt.FOLDER, "The folder of the lake.", "lake")
+lake_option = option("--lake place", "PLACE", "A folder, or s3://, gs:// or az:// with options.", "lake")
 _master = option("--master", "URL", "Where Spark runs.  [default: this machine's cores, or spark-submit's]")
-_session_options = opt.together(_master, _lake)
+_session_options = opt.together(_master, lake_option)
 
 
 @click.group(cls=opt.Group)
@@ -33,11 +33,11 @@ def pipeline(settings: Invocation) -> None:
 @pipeline.command()
 @option("--objectives", opt.FILE, "Objectives in TOML or JSON; they hold for later runs too.")
 @_session_options
-def run(settings: Invocation, folder: Path, objectives: Path | None, master: str | None) -> None:
+def run(settings: Invocation, place: str, objectives: Path | None, master: str | None) -> None:
     """Take in what is new since the last run."""
     opt.require_store(settings)
     began = time.monotonic()
-    with _session(settings, folder, master, may_be_new=True) as (spark, lake, show):
+    with _session(settings, place, master) as (spark, lake, show):
         from taskharbor.spark.lake import load_objectives, run_pipeline
 
         startup = time.monotonic() - began
@@ -61,13 +61,14 @@ def run(settings: Invocation, folder: Path, objectives: Path | None, master: str
 
 @pipeline.command()
 @_session_options
-def audit(settings: Invocation, folder: Path, master: str | None) -> int:
+def audit(settings: Invocation, place: str, master: str | None) -> int:
     """Check the guarantees over everything the lake holds; exit with 1 where one was broken."""
-    with _session(settings, folder, master) as (spark, lake, show):
+    checked = _snapshot(place)
+    with _session(settings, place, master) as (spark, _, show):
         from taskharbor.spark.audit import audit_lake
 
         show("audit", 0, 1)
-        result = audit_lake(spark, lake)
+        result = audit_lake(spark, checked)
     if settings.json:
         out.emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
     else:
@@ -83,18 +84,20 @@ def audit(settings: Invocation, folder: Path, master: str | None) -> int:
 
 
 @pipeline.command()
-@option("--output -o", opt.FILE, "The page to write.  [default: report.html in the lake]")
+@option("--output -o", opt.FILE, "The page to write.  [default: report.html, in the lake if it is a folder]")
 @_session_options
-def report(settings: Invocation, folder: Path, output: Path | None, master: str | None) -> None:
+def report(settings: Invocation, place: str, output: Path | None, master: str | None) -> None:
     """Write one HTML page with everything worth seeing."""
-    with _session(settings, folder, master) as (spark, lake, show):
+    checked = _snapshot(place)
+    with _session(settings, place, master) as (spark, _, show):
         from taskharbor.spark.audit import audit_lake
         from taskharbor.spark.report import collect, summary, write_page
 
         show("audit", 0, 2)
-        audited = audit_lake(spark, lake)
+        audited = audit_lake(spark, checked)
         show("report", 1, 2)
-        data = collect(spark, lake, audit=audited)
+        data = collect(spark, checked, audit=audited)
+        folder = Path(checked.lake.place.root) if checked.lake.place.is_folder else Path()
         written = write_page(data, output or folder / "report.html")
     if settings.json:
         out.emit({"report": str(written), "clean": audited.is_clean})
@@ -104,73 +107,65 @@ def report(settings: Invocation, folder: Path, output: Path | None, master: str 
 
 
 @pipeline.command()
-@_session_options
-def compact(settings: Invocation, folder: Path, master: str | None) -> None:
+@lake_option
+def compact(settings: Invocation, place: str) -> None:
     """Make few files of the many small ones that runs leave."""
-    with _session(settings, folder, master) as (spark, lake, show):
-        from taskharbor.spark.lake import compact as compact_lake
+    lake = lake_at(place)
+    from taskharbor.lake.upkeep import compact as compact_lake
 
-        summary = compact_lake(spark, lake, progress=show)
-    text = (
-        f"{summary.files_before:,} files became {summary.files_after:,}, in {sum(summary.tables.values()):,} dates of "
-        f"{len(summary.tables)} tables ({summary.seconds:.1f} s); `taskharbor pipeline vacuum` removes the old ones"
-    )
-    if not summary.tables:
-        text = "nothing to do: every date is in few files already"
-    out.answer(settings, out.rounded(summary), text)
+    summary = compact_lake(lake)
+    before, after = sum(summary.files_before.values()), sum(summary.files_after.values())
+    text = f"{before:,} files of {len(summary.files_before)} tables became {after:,}"
+    text += "; `taskharbor pipeline vacuum` removes the old ones"
+    out.answer(settings, summary, text if before else "nothing to do: every date is in few files already")
 
 
 @pipeline.command()
-@option("--keep", opt.COUNT, "Keep what the newest so many states of the lake need, for their readers.", 2)
-@option(
-    "--unlisted-for", opt.duration, "Leave younger files alone: an unfinished run may be writing them.", "6h"
-)
+@option("--keep-for", opt.duration, "Keep what versions need that are younger, for their readers.", "7d")
 @option("--before", click.DateTime(["%Y-%m-%d"]), "Drop the rows of earlier dates.", metavar="DATE")
-@_lake
-def vacuum(
-    settings: Invocation, folder: Path, keep: int, unlisted_for: timedelta, before: datetime | None
-) -> None:
+@lake_option
+def vacuum(settings: Invocation, place: str, keep_for: timedelta, before: datetime | None) -> None:
     """Remove files that nothing needs any more."""
-    _require_lake(folder)
-    # The lake's modules need PySpark even where no session does, and the error should say so.
-    from taskharbor.spark.session import check
+    lake = lake_at(place)
+    from taskharbor.lake.upkeep import vacuum as vacuum_lake
 
-    check()
-    from taskharbor.spark.lake import Lake
-    from taskharbor.spark.lake import vacuum as vacuum_lake
-
-    date = None if before is None else before.date()
-    summary = vacuum_lake(Lake(folder), keep_manifests=keep, unlisted_for=unlisted_for, before=date)
-    dropped = f"{summary.dates:,} dates dropped; " if before is not None else ""
-    removed = f"{summary.directories:,} directories removed ({summary.bytes / 1e6:,.1f} MB)"
-    out.answer(settings, summary, f"{dropped}{removed}, {summary.manifests:,} old states forgotten")
+    summary = vacuum_lake(lake, keep_for=keep_for, before=None if before is None else before.date())
+    dropped = f", and {summary.dropped:,} files of earlier dates dropped" if before is not None else ""
+    out.answer(settings, summary, f"{summary.files:,} files removed{dropped}")
 
 
 # -- before ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _session(
-    settings: Invocation, folder: Path, master: str | None, *, may_be_new: bool = False
-) -> Iterator[tuple[Any, Any, out.Show]]:
+def _session(settings: Invocation, place: str, master: str | None) -> Iterator[tuple[Any, Any, out.Show]]:
     """A SparkSession, the lake, and how to show progress. No type is named: no command imports PySpark."""
-    if not may_be_new:
-        _require_lake(folder)
     with out.progress(settings) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
         show("starting Spark", 0, 1)
-        spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS)
+        spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS, archive=True)
         from taskharbor.spark.lake import Lake
 
-        yield spark, Lake(folder), show
+        yield spark, Lake(place), show
 
 
-def _require_lake(folder: Path) -> None:
-    """An empty lake would answer a wrong --lake with "no violations"."""
-    if not (folder / "_lake").is_dir():
-        hint = "`taskharbor pipeline run` makes one; --lake names its folder"
-        raise BadInput(f"there is no lake in {folder}", hint=hint)
+def lake_at(place: str) -> Any:
+    try:
+        from taskharbor.lake.delta import Lake
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(
+            f"{missing.name} is not installed: pip install 'taskharbor[lake]', or [spark]"
+        ) from missing
+    return Lake(place)
+
+
+def _snapshot(place: str) -> Any:
+    """All tables of the lake, checked before Spark starts: a wrong --lake must not be answered with "no violations"."""
+    from taskharbor.spark.session import check
+
+    check()
+    return lake_at(place).snapshot()
 
 
 # -- a log to try it on --------------------------------------------------------------------------------------
@@ -181,12 +176,11 @@ def _require_lake(folder: Path) -> None:
 @option("--days", opt.COUNT, "Over how many days.", 7)
 @option("--seed", int, "The same seed makes the same rows.", 0)
 @option("--violations", click.IntRange(min=0), "Break the guarantees this often.", 0)
-@option("--lake", opt.FOLDER, "Run it through this lake.")
+@option("--lake", "PLACE", "Run it through this lake.")
 @option("--parquet", opt.FOLDER, "Write it below this folder: attempts, queues, planted.")
-def history(settings: Invocation, /, lake: Path | None, parquet: Path | None, **wanted: int) -> None:
+def history(settings: Invocation, /, lake: str | None, parquet: Path | None, **wanted: int) -> None:
     """Make up a realistic history, clean or with planted violations."""
-    folder = lake or parquet
-    if folder is None or (lake is not None and parquet is not None):
+    if (lake is None) == (parquet is None):
         raise click.UsageError("say where it goes: either --lake DIR or --parquet DIR")
     from taskharbor.spark.session import check, local_session
 
@@ -199,9 +193,18 @@ def history(settings: Invocation, /, lake: Path | None, parquet: Path | None, **
         ) from missing
 
     spark, began = local_session("taskharbor history"), time.monotonic()
-    write = write_parquet if lake is None else fill_lake
-    count = write(spark, folder, **wanted)
+    if lake is not None:
+        count = fill_lake(spark, lake, **wanted)
+    else:
+        assert parquet is not None
+        count = write_parquet(spark, parquet, **wanted)
     seconds, rows, seed = time.monotonic() - began, wanted["rows"], wanted["seed"]
-    document = {"rows": rows, "planted": count, "seed": seed, "seconds": seconds, "path": str(folder)}
-    text = f"{rows:,} attempts, {count:,} violations planted, in {folder} ({seconds:.1f} s)"
+    document = {
+        "rows": rows,
+        "planted": count,
+        "seed": seed,
+        "seconds": seconds,
+        "path": lake or str(parquet),
+    }
+    text = f"{rows:,} attempts, {count:,} violations planted, in {lake or parquet} ({seconds:.1f} s)"
     out.answer(settings, out.rounded(document), text)

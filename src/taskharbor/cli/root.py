@@ -18,6 +18,7 @@ from taskharbor.cli.doctor import doctor, migrate
 from taskharbor.cli.enqueue import enqueue
 from taskharbor.cli.errors import report
 from taskharbor.cli.jobs import inspect, list_jobs
+from taskharbor.cli.lake import lake
 from taskharbor.cli.options import Group, Invocation, command
 from taskharbor.cli.pipeline import history, pipeline
 from taskharbor.cli.queues import queues, stats
@@ -43,7 +44,7 @@ SECTIONS: tuple[tuple[str, tuple[click.Command, ...]], ...] = (
     ("Start here", (demo, worker, enqueue)),
     ("Look", (stats, list_jobs, inspect)),
     ("Operate", (queues, cancel, dlq, broker, spark_worker)),
-    ("Analyse", (pipeline, history)),
+    ("Analyse", (pipeline, lake, history)),
     ("Set up", (doctor, migrate, completion)),
 )
 

@@ -86,14 +86,15 @@ def analyse(
         from taskharbor.spark.session import local_session
 
         with _errors_into(folder / LOG):
-            session = spark or local_session("taskharbor demo", settings=SMALL)
+            session = spark or local_session("taskharbor demo", settings=SMALL, archive=True)
         try:
             lake = Lake(folder / "lake")
             run_pipeline(session, lake, url, progress=lambda step, number, steps: say(f"pipeline: {step}"))
             say("auditing every lease")
-            audit = audit_lake(session, lake)
+            snapshot = lake.snapshot()
+            audit = audit_lake(session, snapshot)
             say("counting for the report")
-            data = collect(session, lake, audit=audit)
+            data = collect(session, snapshot, audit=audit)
         finally:
             if spark is None:
                 session.stop()

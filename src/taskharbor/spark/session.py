@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -67,9 +69,16 @@ def java_version() -> int | None:
 
 
 def local_session(
-    name: str = "taskharbor", *, master: str | None = None, settings: Mapping[str, str] | None = None
+    name: str = "taskharbor",
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    archive: bool = False,
 ) -> SparkSession:
-    """Return the running session, or a new one. Under spark-submit the master is that of the submission."""
+    """Return the running session, or a new one. Under spark-submit the master is that of the submission.
+
+    `archive`: Java loads its classes from the archive that an earlier session left, or leaves one when it ends.
+    """
     check()
     # Executors would otherwise use the first python3 on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -84,11 +93,37 @@ def local_session(
             # One machine: nothing to reach from outside, and a start that does not wait for a name server.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             own |= _LOOPBACK
-    session = SparkSession.builder.config(map={**own, **_ALWAYS, **(settings or {})}).getOrCreate()
+    wanted: dict[str, bool | float | int | str | None] = {**own, **_ALWAYS, **(settings or {})}
+    if archive and not is_submitted:
+        wanted[_JAVA_OPTIONS] = f"{wanted[_JAVA_OPTIONS]} {_archive_options()}"
+    session = SparkSession.builder.config(map=wanted).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 
 
+def _archive_options() -> str:
+    import pyspark
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "taskharbor"
+    # An archive fits one Java with these jars at this place. Java itself ignores one that does not fit.
+    place = sha256(f"{pyspark.__file__} {os.environ.get('JAVA_HOME')} {shutil.which('java')}".encode())
+    file = cache / f"spark-{pyspark.__version__}-{java_version()}-{place.hexdigest()[:12]}.jsa"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        # Java writes it when it ends: one that has been there for a minute is whole.
+        for draft in [] if file.exists() else sorted(cache.glob(f"{file.name}.*")):
+            if draft.stat().st_mtime < time.time() - 60:
+                draft.replace(file)
+    except OSError:
+        return ""
+    if " " in str(file):
+        # It would end the option.
+        return ""
+    use = f"SharedArchiveFile={file}" if file.exists() else f"ArchiveClassesAtExit={file}.{os.getpid()}"
+    return f"-XX:{use} -Xlog:cds=off -Xlog:cds+dynamic=off"
+
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 FOR_MILLIONS = {
     # The quick start-up of `_LOCAL` leaves out the compiler that makes long work fast: checked arithmetic alone is many times
     # slower without it.

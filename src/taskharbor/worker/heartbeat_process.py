@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 
 import msgspec
@@ -27,8 +28,10 @@ from taskharbor.worker.fetch import Outage
 
 _SILENCE = 1.5
 """Heartbeats that may be missing before this process extends the leases."""
-_BUSY = 0.05
-"""Share of a CPU that a worker uses at least, if it computes."""
+_BUSY = 0.01
+"""Share of a CPU that a worker uses at least, if it computes: on a crowded machine it gets no more."""
+_LOOKS = 4
+"""Looks at the worker per heartbeat. Its CPU time is that of the last heartbeat's length."""
 _PAGE = 1000
 
 
@@ -76,15 +79,16 @@ async def keep(watched: WatchedWorker) -> None:
     worker, driver = os.getppid(), connect(watched.url)
     await Outage().ride_out(driver.open)
     clock = BackendClock(driver.time)
-    spent, pause = cpu_seconds(worker), watched.heartbeat / 4
+    spent = deque([cpu_seconds(worker)], _LOOKS + 1)
     while os.getppid() == worker:
-        await asyncio.sleep(pause)
-        before, spent = spent, cpu_seconds(worker)
+        await asyncio.sleep(watched.heartbeat / _LOOKS)
+        spent.append(cpu_seconds(worker))
+        is_busy = spent[-1] - spent[0] > _BUSY * watched.heartbeat
         is_silent = time.monotonic() - heard > _SILENCE * watched.heartbeat
         with suppress(TaskHarborError, OSError):
             async with asyncio.timeout(watched.heartbeat):
                 await clock.refresh()
-                if is_silent and spent - before > _BUSY * pause:
+                if is_silent and is_busy:
                     await extend_all(driver, clock, watched)
 
 

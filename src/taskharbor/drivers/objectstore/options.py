@@ -94,10 +94,27 @@ class StoreURL:
         """Return the URL for messages: no secret, and of the options only the server."""
         if self._scheme == "file":
             return f"file://{self._path}"
-        address = f"{self._scheme}://{'/'.join(filter(None, (self._host, self._path)))}"
         server = self._store_options.get("endpoint") or self._store_options.get("base_url")
         # What is before an @ could be a password.
-        return f"{address} at {urlsplit(server).netloc.rpartition('@')[2]}" if server else address
+        return f"{self.address} at {urlsplit(server).netloc.rpartition('@')[2]}" if server else self.address
+
+    @property
+    def address(self) -> str:
+        """The URL without options; of a store in files, its folder."""
+        place = "/".join(filter(None, (self._host, self._path)))
+        return place if self._scheme == "file" else f"{self._scheme}://{place}"
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """The options that reach the store, secrets included, as texts for libraries that share obstore's names."""
+
+        def text(value: object) -> str:
+            return f"{value * 1000:.0f}ms" if isinstance(value, float) else str(value)
+
+        return {
+            name: text(value).lower() if isinstance(value, bool) else text(value)
+            for name, value in self._store_options.items()
+        }
 
     def open(self) -> Blobs:
         """Return a new handle. Nothing is sent yet."""

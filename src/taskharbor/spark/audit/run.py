@@ -12,9 +12,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, JobState
+from taskharbor.lake.delta import Lake, LakeUnreadable, Snapshot
 from taskharbor.spark.audit import checks
 from taskharbor.spark.audit.violations import Kind, Rule, Violation, broken
-from taskharbor.spark.lake.layout import Lake
+from taskharbor.spark.lake.frames import read
 
 EXAMPLES_PER_KIND = 5
 _SHARES = 64
@@ -48,13 +49,21 @@ def audit(
     return reduce(DataFrame.unionByName, found)
 
 
-def audit_lake(spark: SparkSession, lake: Lake, *, live_jobs: DataFrame | None = None) -> AuditResult:
-    """Audit the whole lake, with the limits that the pipeline saw at its runs."""
-    attempts = lake.read(spark, "silver.attempts")
-    limits = lake.read(spark, "bronze.queues").select("source", "queue", "max_inflight", "observed_at")
-    as_logged = lake.read(spark, "bronze.attempts")
-    found = audit(attempts, live_jobs=live_jobs, limits=limits, as_logged=as_logged)
-    return summarise(found, attempts)
+def audit_lake(
+    spark: SparkSession, lake: Lake | Snapshot, *, live_jobs: DataFrame | None = None
+) -> AuditResult:
+    """Audit the whole lake, with the limits that the pipeline saw at its runs. Raises LakeUnreadable if anything is missing."""
+    snapshot = lake.snapshot() if isinstance(lake, Lake) else lake
+    attempts, queues, as_logged = (
+        read(spark, snapshot.tables[name]) for name in ("silver.attempts", "bronze.queues", "bronze.attempts")
+    )
+    limits = queues.select("source", "queue", "max_inflight", "observed_at")
+    result = summarise(audit(attempts, live_jobs=live_jobs, limits=limits, as_logged=as_logged), attempts)
+    if result.rows != (expected := snapshot.tables["silver.attempts"].rows):
+        raise LakeUnreadable(
+            f"{result.rows:,} rows of silver.attempts were read, and its commits name {expected:,}"
+        )
+    return result
 
 
 def audit_store(spark: SparkSession, url: str) -> AuditResult:

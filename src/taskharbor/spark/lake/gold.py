@@ -1,17 +1,13 @@
 """Gold: counts by minute and hour, concurrency, backlog, workers and errors, each a function from rows to rows.
 
-Tallies and histograms add up over runs. The backlog is a running sum, but never over the whole history of a queue: each day
-starts from the sum of the days before it, which are kept.
+Counts and sketches of durations add up over runs. The backlog is a running sum, but never over the whole history of a queue:
+each day starts from the sum of the days before it, which are kept.
 
-Instants are counted in whole minutes or hours since the epoch, so that a bucket is one division away. Durations go into
-histograms that can be added up: each bucket is wider than the one below by the same factor, so a percentile read from them is off
-by at most half a bucket.
+Instants are counted in whole minutes or hours since the epoch, so that a bucket is one division away.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import date
 from functools import reduce
@@ -20,8 +16,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import SECOND, Outcome
+from taskharbor.lake.tables import CELL_NAMES, TALLY_NAMES
+from taskharbor.spark.lake.frames import declared
 from taskharbor.spark.lake.silver import TERMINAL
-from taskharbor.spark.lake.tables import CELL_NAMES, TALLY_NAMES, declared
 
 MINUTE_US = 60 * SECOND
 HOUR_US = 3600 * SECOND
@@ -34,13 +31,16 @@ _BY_OUTCOME = {
     "cancellations": Outcome.CANCELLED,
     "requeues": Outcome.REQUEUED,
 }
-MINUTE_KEYS = (*CELL_NAMES, "minute", "date")
+METRICS = ("wait", "run")
+_DURATIONS = tuple(f"{metric}_us" for metric in METRICS)
+SKETCHES = tuple(f"{metric}_sketch" for metric in METRICS)
 
 
-def attempt_tallies(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
+def attempt_cells(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
     """A row for each minute that a silver attempt touches, or for each bucket of another length.
 
-    Starts and outcomes count in the minute in which they were, a lease in every minute in which it was valid.
+    Starts and outcomes count in the minute in which they were, a lease in every minute in which it was valid. A wait and a run
+    are in the minute in which they were over.
     """
     spread = attempts.withColumn("at", F.explode(touched_buckets(length_us)))
     at = F.col("at")
@@ -51,36 +51,57 @@ def attempt_tallies(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFram
         "finished": ends & F.col("state").isin(*TERMINAL) & (F.col("outcome") != Outcome.REQUEUED.value),
         **{name: ends & (F.col("outcome") == outcome.value) for name, outcome in _BY_OUTCOME.items()},
     }
-    rows = spread.select(
+    return spread.select(
         *CELL_NAMES,
         start_of(at, length_us).alias("minute"),
         F.lit(0).cast("long").alias("arrivals"),
         *(F.coalesce(when.cast("long"), F.lit(0)).alias(name) for name, when in counted.items()),
         busy_within(at, length_us).alias("busy_us"),
+        F.when(starts, F.col("wait_us")).alias("wait_us"),
+        F.when(ends, F.col("run_us")).alias("run_us"),
     )
-    return declared(rows.withColumn("date", F.to_date("minute")), "state.tallies")
 
 
-def arrival_tallies(lifecycles: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
+def arrival_cells(lifecycles: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
     """Each job in the minute in which it was created, or in the bucket of another length."""
-    rows = lifecycles.select(
+    return lifecycles.select(
         *CELL_NAMES,
         start_of(bucket_of(F.col("created_at"), length_us), length_us).alias("minute"),
         *(F.lit(int(name == "arrivals")).cast("long").alias(name) for name in TALLY_NAMES),
-        "date",
+        *(F.lit(None).cast("long").alias(name) for name in _DURATIONS),
     )
-    return declared(rows, "state.tallies")
 
 
-def all_tallies(*rows: DataFrame) -> DataFrame:
-    """Tallies from several places, not yet summed. Rows of gold minutes will do as well."""
-    together = reduce(DataFrame.unionByName, (one.select(*MINUTE_KEYS, *TALLY_NAMES) for one in rows))
-    return declared(together, "state.tallies")
+def gold_minutes(cells: Iterable[DataFrame], before: DataFrame | None = None) -> DataFrame:
+    """One row per minute, queue and type, from cells and the rows that were there before."""
+    keys = (*CELL_NAMES, "minute")
+    rows = reduce(DataFrame.unionByName, cells)
+    new = rows.groupBy(*keys).agg(
+        *(F.sum(name).alias(name) for name in TALLY_NAMES),
+        *(F.kll_sketch_agg_bigint(f"{metric}_us").alias(f"{metric}_sketch") for metric in METRICS),
+    )
+    if before is not None:
+        new = _added_up(new.unionByName(before.select(*new.columns)), *keys)
+    return declared(_measured(new, MINUTE_US).withColumn("date", F.to_date("minute")), "gold.minutes")
 
 
-def summed_tallies(*rows: DataFrame) -> DataFrame:
-    """One row per minute, queue and type."""
-    return declared(sums([all_tallies(*rows)], MINUTE_KEYS, *TALLY_NAMES), "state.tallies")
+def gold_hours(minutes: DataFrame) -> DataFrame:
+    """The minutes of whole dates, by hour."""
+    summed = _added_up(
+        minutes.withColumn("hour", F.date_trunc("hour", "minute")), *CELL_NAMES, "hour", "date"
+    )
+    return declared(_measured(summed, HOUR_US), "gold.hours")
+
+
+def _added_up(rows: DataFrame, *keys: str) -> DataFrame:
+    """Minutes or hours as one row per combination of the keys, without what is derived from their sums."""
+    counts = (F.sum(name).alias(name) for name in TALLY_NAMES)
+    return rows.groupBy(*keys).agg(*counts, *merged_sketches())
+
+
+def _measured(rows: DataFrame, length_us: int) -> DataFrame:
+    found = rows.select("*", *percentiles("wait"), *percentiles("run"))
+    return found.withColumn("concurrency", F.col("busy_us") / F.lit(float(length_us)))
 
 
 def sums(rows: Iterable[DataFrame], keys: Sequence[str], *counts: str) -> DataFrame:
@@ -89,108 +110,57 @@ def sums(rows: Iterable[DataFrame], keys: Sequence[str], *counts: str) -> DataFr
     return together.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in counts))
 
 
-def attempt_durations(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
-    """The waits and runs of silver attempts, in their buckets and in the minute in which each was over."""
+def gold_queue_minutes(
+    minutes: DataFrame, carried: DataFrame, limits: DataFrame, before: DataFrame
+) -> DataFrame:
+    """Load and backlog per queue and minute, from gold minutes of whole dates.
 
-    def measurement(metric: str, over: str) -> Column:
-        return F.struct(
-            bucket_of(F.col(over), length_us).alias("at"),
-            F.lit(metric).alias("metric"),
-            bucket(F.col(f"{metric}_us")).alias("bucket"),
-        )
-
-    both = F.array(measurement("wait", "reserved_at"), measurement("run", "ended_at"))
-    leased = attempts.where(F.col("reserved_at").isNotNull())
-    measured = leased.select(*CELL_NAMES, F.explode(both).alias("one"))
-    rows = measured.select(
-        *CELL_NAMES,
-        start_of(F.col("one.at"), length_us).alias("minute"),
-        "one.metric",
-        "one.bucket",
-        F.lit(1).cast("long").alias("count"),
-    )
-    return declared(rows.withColumn("date", F.to_date("minute")), "state.durations")
-
-
-def summed_durations(*rows: DataFrame) -> DataFrame:
-    """One row per bucket of a histogram."""
-    return declared(sums(rows, (*MINUTE_KEYS, "metric", "bucket"), "count"), "state.durations")
-
-
-def gold_minutes(tallies: DataFrame, durations: DataFrame) -> DataFrame:
-    """Tallies (several rows per minute may be there, old and new) and histograms of the same dates."""
-    return declared(_by(tallies, durations, "minute", MINUTE_US), "gold.minutes")
-
-
-def gold_hours(minutes: DataFrame, durations: DataFrame) -> DataFrame:
-    """The minutes and histograms of whole dates, by hour."""
-    hour = F.date_trunc("hour", "minute")
-    found = _by(minutes.withColumn("hour", hour), durations.withColumn("hour", hour), "hour", HOUR_US)
-    return declared(found, "gold.hours")
-
-
-def _by(tallies: DataFrame, durations: DataFrame, bucket: str, length_us: int) -> DataFrame:
-    keys = (*CELL_NAMES, bucket, "date")
-    counted = tallies.select(*keys, *TALLY_NAMES)
-    measured = durations.select(*keys, "metric", "bucket", "count")
-    grouped = counted.unionByName(measured, allowMissingColumns=True).groupBy(*keys)
-    counts = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in TALLY_NAMES]
-    found = grouped.agg(*counts, *percentiles("wait"), *percentiles("run"))
-    return found.withColumn("concurrency", F.col("busy_us") / F.lit(float(length_us)))
-
-
-def gold_concurrency(minutes: DataFrame, queues: DataFrame) -> DataFrame:
-    """From gold minutes, and one row per source and queue with the limit that holds now (`max_inflight`, null: none)."""
-    busy = minutes.groupBy("source", "queue", "minute", "date").agg(F.sum("busy_us").alias("busy_us"))
-    limits = F.broadcast(queues.select("source", "queue", "max_inflight"))
-    mean = F.col("busy_us") / F.lit(float(MINUTE_US))
-    found = busy.withColumn("concurrency", mean).join(limits, ["source", "queue"], "left")
-    # A queue with W = 0 is closed: nothing runs, and nothing is the share of it.
-    ratio = F.when(F.col("max_inflight") > 0, F.col("concurrency") / F.col("max_inflight"))
-    return declared(found.withColumn("ratio", ratio), "gold.concurrency")
-
-
-def daily_changes(tallies: DataFrame) -> DataFrame:
-    """Return the change of the backlog of each queue on each date, from these tallies (or gold minutes)."""
-    found = tallies.groupBy("source", "queue", "date").agg(_change().alias("change"))
-    return declared(found, "state.backlog_days")
-
-
-def gold_backlog(minutes: DataFrame, days: DataFrame) -> DataFrame:
-    """From gold minutes of some dates, and all days."""
-    within_queue = Window.partitionBy("source", "queue").orderBy("date")
-    earlier = within_queue.rowsBetween(Window.unboundedPreceding, -1)
-    before = F.coalesce(F.sum("change").over(earlier), F.lit(0).cast("long"))
-    carried = days.select("source", "queue", "date", before.alias("carried"))
-    changes = minutes.groupBy("source", "queue", "date", "minute").agg(_change().alias("change"))
+    `carried`: the backlog with which each queue begins each date. `limits`: the `max_inflight` of queues as they were just seen;
+    a minute that was there `before` keeps the one that it was made with.
+    """
+    changed = F.sum(F.col("arrivals") + F.col("requeues") - F.col("finished"))
+    keys = ("source", "queue", "minute", "date")
+    queues = minutes.groupBy(*keys).agg(F.sum("busy_us").alias("busy_us"), changed.alias("change"))
     within_day = Window.partitionBy("source", "queue", "date").orderBy("minute")
     so_far = within_day.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    waiting = F.col("carried") + F.sum("change").over(so_far)
-    found = changes.join(F.broadcast(carried), ["source", "queue", "date"]).withColumn("waiting", waiting)
-    return declared(found.drop("change", "carried"), "gold.backlog")
+    known = before.select("source", "queue", "minute", F.struct("max_inflight").alias("known"))
+    seen = F.broadcast(limits.withColumnRenamed("max_inflight", "seen"))
+    mean = F.col("busy_us") / F.lit(float(MINUTE_US))
+    limit = F.when(F.col("known").isNotNull(), F.col("known.max_inflight")).otherwise(F.col("seen"))
+    found = (
+        queues.join(F.broadcast(carried), ["source", "queue", "date"])
+        .join(known, ["source", "queue", "minute"], "left")
+        .join(seen, ["source", "queue"], "left")
+        .withColumn("waiting", F.col("carried") + F.sum("change").over(so_far))
+        .withColumns({"concurrency": mean, "max_inflight": limit})
+        # A queue with W = 0 is closed: nothing runs, and nothing is the share of it.
+        .withColumn("ratio", F.when(F.col("max_inflight") > 0, mean / F.col("max_inflight")))
+    )
+    return declared(found.drop("change", "carried", "known", "seen"), "gold.queue_minutes")
 
 
-def affected_dates(changes: Iterable[tuple[str, str, date, int]], known: Iterable[date]) -> set[date]:
-    """The dates whose backlog is another now: those that changed, and those that start from another number than before.
+Days = dict[tuple[str, str], dict[date, int]]
+"""Source and queue, date: by how much the backlog changed on it."""
+
+
+def carried_backlog(days: Days) -> dict[tuple[str, str, date], int]:
+    """The backlog with which each queue begins each date."""
+    found = {}
+    for (source, queue), changes in days.items():
+        carried = 0
+        for day in sorted(changes):
+            found[source, queue, day] = carried
+            carried += changes[day]
+    return found
+
+
+def affected_dates(before: Days, after: Days, touched: Iterable[date]) -> set[date]:
+    """The dates whose backlog is another now: those that were touched, and those that start from another number than before.
 
     A job that is heard of days after it was created was waiting on all of them.
     """
-    by_queue: dict[tuple[str, str], dict[date, int]] = defaultdict(dict)
-    for source, queue, day, change in changes:
-        by_queue[source, queue][day] = change
-    all_dates = sorted({*known, *(day for days in by_queue.values() for day in days)})
-    affected: set[date] = set()
-    for days in by_queue.values():
-        carried = 0
-        for day in all_dates:
-            if carried or day in days:
-                affected.add(day)
-            carried += days.get(day, 0)
-    return affected
-
-
-def _change() -> Column:
-    return F.sum(F.col("arrivals") + F.col("requeues") - F.col("finished"))
+    old = carried_backlog(before)
+    return {*touched, *(key[2] for key, carried in carried_backlog(after).items() if old.get(key) != carried)}
 
 
 def attempt_workers(attempts: DataFrame, length_us: int = HOUR_US) -> DataFrame:
@@ -274,7 +244,7 @@ def summed_errors(*rows: DataFrame) -> DataFrame:
     return declared(flat.withColumn("date", F.to_date("first_seen")), "gold.errors")
 
 
-# -- buckets of time and of durations ------------------------------------------------------------------------------
+# -- buckets of time, and durations ------------------------------------------------------------------------------------
 
 
 def bucket_of(instant: Column, length_us: int) -> Column:
@@ -307,23 +277,21 @@ def busy_within(bucket: Column, length_us: int) -> Column:
     return F.when(F.col("reserved_at").isNotNull(), F.greatest(until - since, nothing)).otherwise(nothing)
 
 
-GROWTH = 1.04
-"""The factor by which each bucket is wider than the one before. Percentiles are within half of the growth: 2%."""
 PERCENTS = (50, 95, 99)
 
 
-def bucket(duration_us: Column) -> Column:
-    """Return the bucket of a duration. A negative duration, which clocks of several machines can cause, counts as 0."""
-    above_zero = F.greatest(duration_us, F.lit(0).cast("long")) + 1
-    return F.floor(F.ln(above_zero) / F.lit(math.log(GROWTH))).cast("int")
-
-
 def percentiles(metric: str) -> list[Column]:
-    """p50, p95 and p99 in microseconds over rows (metric, bucket, count) of a group; null where there are none."""
-    fractions = ", ".join(str(percent / 100) for percent in PERCENTS)
-    # Interpolates between bucket numbers, that is geometrically between durations.
-    found = F.expr(f"percentile(bucket, array({fractions}), count) FILTER (WHERE metric = '{metric}')")
-    # The middle of a bucket, by factor.
-    middles = [F.exp((found.getItem(n) + 0.5) * F.lit(math.log(GROWTH))) - 1 for n in range(len(PERCENTS))]
-    names = [f"{metric}_p{percent}_us" for percent in PERCENTS]
-    return [F.round(one).cast("long").alias(name) for one, name in zip(middles, names, strict=True)]
+    """p50, p95 and p99 of a metric in microseconds, from its sketch; null where nothing was measured.
+
+    They are recorded values, the nearest by rank: exact of some 200 values or fewer, and otherwise within 1.3% of the rank.
+    """
+    sketch = F.col(f"{metric}_sketch")
+    has_values = F.kll_sketch_get_n_bigint(sketch) > 0
+    ranks = F.array(*(F.lit(percent / 100) for percent in PERCENTS))
+    found = F.when(has_values, F.kll_sketch_get_quantile_bigint(sketch, ranks))
+    return [found.getItem(n).alias(f"{metric}_p{percent}_us") for n, percent in enumerate(PERCENTS)]
+
+
+def merged_sketches() -> list[Column]:
+    """The sketches of a group of minutes or hours, as aggregates."""
+    return [F.kll_merge_agg_bigint(name).alias(name) for name in SKETCHES]

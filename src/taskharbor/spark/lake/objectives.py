@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobState
+from taskharbor.spark.lake.frames import declared
 from taskharbor.spark.lake.gold import sums
-from taskharbor.spark.lake.tables import declared
 
 _KEYS = ("source", "objective", "queue", "type", "kind", "hour", "target", "date")
 

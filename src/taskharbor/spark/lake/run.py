@@ -1,43 +1,52 @@
-"""One run of the pipeline: what is new in a log goes through bronze and silver into gold, and takes effect as one.
+"""One run of the pipeline: what is new in a log goes into bronze, and from there into silver and gold.
 
-Every step reads what the steps before it wrote, and of the lake only the dates that the new rows touch. Nothing is cleaned up
-on the way out: whatever ends a run before its manifest is there, the lake is as if it had never begun.
+The commit of bronze is the run. Every other table is computed from the rows of that run and from what the table held before, and
+committed for itself. So the same code finishes a run whose process died, and two processes that run at once do no harm.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.bulk.store import open_store
-from taskharbor.bulk.tables import Part, Selection
+from taskharbor.bulk.tables import QUEUES, Part, Selection
 from taskharbor.errors import InvalidRequest
+from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable, RunRecord, Table
+from taskharbor.lake.files import FACTS, File, read_files, write_files, write_table
+from taskharbor.lake.storage import LakePlace
+from taskharbor.lake.tables import BRONZE, TABLES
 from taskharbor.spark.lake import gold, silver
-from taskharbor.spark.lake.layout import Change, Dates, Lake, Progress, Written
+from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS, FACT_COLUMNS, read, write
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
-from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, QUEUE_COLUMNS
 from taskharbor.spark.session import require_shared_store
 
-STEPS = (
-    *("bronze.queues", "bronze.attempts", "silver.attempts", "silver.lifecycles", "tallies", "durations"),
-    *("gold.minutes", "gold.hours", "gold.concurrency", "gold.backlog", "gold.workers", "gold.errors"),
-    *("gold.objectives", "commit", "done"),
-)
+STEPS = (BRONZE, *(name for name in TABLES if name != BRONZE), "done")
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as each step begins: its name, its number from 0, and how many there are. Steps overlap."""
+_SIDE_BY_SIDE = 3
+"""Steps at once: while Spark plans one, the cores work on others."""
+_TRIES = 5
 
 
 class RunSummary(msgspec.Struct, kw_only=True):
     """The work of one run. `tables` has the rows written by table, `steps` the seconds by step; `startup_seconds` is the time
-    that starting Spark took, apart from `seconds`."""
+    that starting Spark took, apart from `seconds`. `run` is the number of the lake's last run, also if nothing was new."""
 
     source: str
     run: int
@@ -60,7 +69,7 @@ def run_pipeline(
 ) -> RunSummary:
     """Take in what is new in a store (its URL), or in a DataFrame of attempts, which needs a `name` and may come with `queues`.
 
-    Objectives, once given, hold for later runs until others are given.
+    Objectives, once given, hold for later runs until others are given. Raises LakeChanged if another run was first.
     """
     zone = spark.conf.get("spark.sql.session.timeZone")
     if zone not in ("UTC", "Etc/UTC"):
@@ -68,154 +77,390 @@ def run_pipeline(
             f"the lake's dates are those of UTC, and this session's time zone is {zone}: start it with "
             "spark.sql.session.timeZone=UTC, or by taskharbor.spark.session.local_session"
         )
-    known = source_name(source) if isinstance(source, str) else "frame"
-    run = _Run(spark, lake, name or known, progress)
-    return run.take(source, queues, None if objectives is None else checked(objectives))
+    began = time.monotonic()
+    known = name or (source_name(source) if isinstance(source, str) else "frame")
+    steps = _Steps(spark, lake, progress)
+    last = lake.record()
+    # A run that ended between two tables.
+    steps.derive(last)
+    news = steps.news(source, known, last.cursors.get(known), queues)
+    new = steps.take_in(news, known, last, None if objectives is None else checked(objectives))
+    if new is not None:
+        steps.derive(new)
+    if progress is not None:
+        progress("done", len(STEPS) - 1, len(STEPS))
+    return RunSummary(
+        source=known,
+        run=(new or last).run,
+        rows_read=0 if new is None else new.rows,
+        tables=steps.written,
+        seconds=time.monotonic() - began,
+        steps=steps.seconds,
+    )
 
 
-class _Run:
-    def __init__(self, spark: SparkSession, lake: Lake, name: str, progress: Progress | None) -> None:
-        self.spark = spark
-        self.change: Change = lake.begin("run")
-        self.number = self.change.manifest.run
-        self.name = name
-        self.progress = progress
+class _Steps:
+    def __init__(self, spark: SparkSession, lake: Lake, progress: Progress | None) -> None:
+        self.spark, self.lake = spark, lake
+        self.written: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
+        self._progress = progress
+        self._lock = threading.Lock()
 
-    def take(
-        self, source: str | DataFrame, queues: DataFrame | None, objectives: list[Objective] | None
-    ) -> RunSummary:
+    def commit(self, name: str, run: int, compute: Callable[[Table], _Change]) -> None:
+        """Compute a table and commit it for this run, unless it has that run already."""
         began = time.monotonic()
-        manifest = self.change.manifest
-        after = manifest.cursors.get(self.name)
+        for _ in range(_TRIES):
+            table = self.lake.table(name)
+            if table.run >= run:
+                return
+            if table.run < run - 1:
+                raise LakeUnreadable(
+                    f"{name} of {self.lake} has run {table.run}, and not run {run - 1}: its newest commits are missing. Restore "
+                    "them, or make a new lake"
+                )
+            if self._progress is not None:
+                with self._lock:
+                    self._progress(name, STEPS.index(name), len(STEPS))
+            change = compute(table)
+            try:
+                table.commit(run, change.added, change.removed, change.record)
+            except LakeChanged:
+                # By the same run of another process, or by a compaction.
+                continue
+            self.written[name] = sum(one.rows for one in change.added)
+            self.seconds[name] = time.monotonic() - began
+            return
+        raise LakeChanged(f"{name} of {self.lake} is changed by others all the time: run it again")
+
+    # -- from a source into bronze ----------------------------------------------------------------------------
+
+    def news(self, source: str | DataFrame, name: str, after: str | None, queues: DataFrame | None) -> News:
         if isinstance(source, str):
-            news = news_of_store(self.spark, source, after)
-        else:
-            # A DataFrame stands for a log in the order of `seq`.
-            rows = source.select(*ATTEMPT_COLUMNS.names)
-            news = News(rows if after is None else rows.where(F.col("seq") > int(after)), queues, None)
-        origin: dict[str, Any] = {"source": self.name, "run": self.number}
-        bronze: Written | None = None
-        with self._step("bronze.queues"):
-            if news.queues is not None:
-                seen = silver.bronze_queues(news.queues, **origin, observed_at=datetime.now(UTC))
-                self.change.append("bronze.queues", seen)
-        with self._step("bronze.attempts"):
-            if news.attempts is not None:
-                rows = silver.bronze_attempts(news.attempts, **origin, ingested_at=datetime.now(UTC))
-                bronze = self.change.append("bronze.attempts", rows)
-        refined = self._refine(bronze, news.queues) if bronze is not None and bronze.rows else None
-        self._objectives(refined, objectives)
-        if news.until is not None:
-            manifest.cursors[self.name] = news.until
-        elif bronze is not None and bronze.rows:
-            manifest.cursors[self.name] = str(self._read(bronze).agg(F.max("seq")).head()[0])  # type: ignore[index]
-        with self._step("commit"):
-            self.change.commit()
-        with self._step("done"):
-            self.change.sweep()
-        return RunSummary(
-            source=self.name,
-            run=self.number,
-            rows_read=0 if bronze is None else bronze.rows,
-            tables=self.change.written,
-            seconds=time.monotonic() - began,
-            steps=self.seconds,
+            return news_of_store(self.spark, source, after)
+        # A DataFrame stands for a log in the order of `seq`.
+        rows = source.select(*ATTEMPT_COLUMNS.names)
+        seen = None if queues is None else [row.asDict() for row in queues.select(*QUEUES.names).collect()]
+        return News(rows if after is None else rows.where(F.col("seq") > int(after)), seen, None)
+
+    def take_in(
+        self, news: News, source: str, last: RunRecord, objectives: list[Objective] | None
+    ) -> RunRecord | None:
+        """Write the rows to bronze, and commit them as the next run. None if nothing is new."""
+        run, at = last.run + 1, datetime.now(UTC)
+        wanted = last.objectives if objectives is None else msgspec.json.encode(objectives).decode()
+        found: list[File] = []
+        seen: list[_Seen] = []
+        place, began = self.lake.place, time.monotonic()
+        if self._progress is not None:
+            self._progress(BRONZE, 0, len(STEPS))
+        if news.attempts is not None:
+            task = partial(_write_bronze, place=place, source=source, run=run, at=at)
+            rows = (
+                news.attempts(task)
+                if callable(news.attempts)
+                else news.attempts.mapInArrow(task, FACT_COLUMNS)
+            )
+            for row in rows.collect():
+                if row.path:
+                    found.append(File(**row.asDict()))
+                else:
+                    seen.append(msgspec.json.decode(row.stats, type=_Seen))
+        count, queues = sum(one.rows for one in found), last.queues | {source: _plain(news.queues or [])}
+        is_known = [_settings(known.get(source, [])) for known in (queues, last.queues)]
+        if last.run and not count and is_known[0] == is_known[1] and wanted == last.objectives:
+            return None
+        cursor = news.until or (str(max(one.high for one in seen if one.high is not None)) if count else None)
+        record = RunRecord(
+            run=run,
+            source=source,
+            at=at.isoformat(),
+            rows=count,
+            is_unique=callable(news.attempts) or _are_apart(seen),
+            dates=sorted({day for one in seen for day in one.dates}),
+            created=sorted({day for one in seen for day in one.created}),
+            cursors=last.cursors | ({} if cursor is None else {source: cursor}),
+            totals=last.totals | {source: last.totals.get(source, 0) + count},
+            queues=queues,
+            objectives=wanted,
+            objectives_since=last.objectives_since if wanted == last.objectives else run,
+        )
+        for _ in range(_TRIES):
+            table = self.lake.table(BRONZE)
+            if table.run != last.run:
+                break
+            try:
+                table.commit(run, found, (), record)
+            except LakeChanged:
+                continue
+            self.written[BRONZE], self.seconds[BRONZE] = count, time.monotonic() - began
+            return record
+        raise LakeChanged(
+            f"another run on {self.lake} took effect meanwhile, and nothing of this one: run it again"
         )
 
-    def _refine(self, bronze: Written, queues: DataFrame | None) -> Written:
-        """From new bronze rows to all of silver and gold but the objectives; the new silver attempts."""
-        change = self.change
-        with self._step("silver.attempts"):
-            refined = change.append("silver.attempts", silver.silver_attempts(self._read(bronze)))
-        attempts = self._read(refined)
-        with self._step("silver.lifecycles"):
-            touched: list[date] = [
-                row[0] for row in attempts.select(F.to_date("created_at")).distinct().collect()
-            ]
-            new = silver.single_attempts(attempts, run=self.number)
-            merged = silver.merged_lifecycles(self._before("silver.lifecycles", touched).unionByName(new))
-            lifecycles = change.replace("silver.lifecycles", merged, touched)
-        with self._step("tallies"):
-            arrived = self._read(lifecycles).where(F.col("first_seen_run") == self.number)
-            summed = gold.summed_tallies(gold.attempt_tallies(attempts), gold.arrival_tallies(arrived))
-            tallies = change.scratch("state.tallies", summed)
-        dates = tallies.dates
-        with self._step("durations"):
-            before = self._before("state.durations", dates)
-            added = gold.summed_durations(before, gold.attempt_durations(attempts))
-            durations = change.replace("state.durations", added, dates)
-        with self._step("gold.minutes"):
-            counted = gold.all_tallies(self._before("gold.minutes", dates), self._read(tallies))
-            minutes = change.replace("gold.minutes", gold.gold_minutes(counted, self._read(durations)), dates)
-        with self._step("gold.hours"):
-            change.replace("gold.hours", gold.gold_hours(self._read(minutes), self._read(durations)), dates)
-        with self._step("gold.concurrency"):
-            self._concurrency(minutes, queues)
-        with self._step("gold.backlog"):
-            self._backlog(tallies)
-        with self._step("gold.workers"):
-            before = self._before("gold.workers", dates)
-            change.replace("gold.workers", gold.summed_workers(before, gold.attempt_workers(attempts)), dates)
-        with self._step("gold.errors"):
-            before = self._before("gold.errors")
-            change.replace("gold.errors", gold.summed_errors(before, gold.attempt_errors(attempts)))
-        return refined
+    # -- from bronze into everything else -----------------------------------------------------------------------
 
-    def _concurrency(self, minutes: Written, queues: DataFrame | None) -> None:
-        """The limits of this source were just seen; the rows of other sources keep those that they were made with."""
-        seen = self.spark.createDataFrame([], QUEUE_COLUMNS) if queues is None else queues
-        ours = self._read(minutes).where(F.col("source") == self.name)
-        others = self._before("gold.concurrency", minutes.dates).where(F.col("source") != self.name)
-        found = gold.gold_concurrency(ours, seen.withColumn("source", F.lit(self.name)))
-        self.change.replace("gold.concurrency", found.unionByName(others), minutes.dates)
-
-    def _backlog(self, tallies: Written) -> None:
-        new = gold.daily_changes(self._read(tallies))
-        # A row per queue and date that this run touched: little, whatever the number of jobs.
-        changes = [(row.source, row.queue, row.date, row.change) for row in new.collect()]
-        known = [date.fromisoformat(day) for day in self.change.manifest.tables["gold.minutes"]]
-        affected = gold.affected_dates(changes, known)
-        before = self._before("state.backlog_days")
-        added = self.spark.createDataFrame(changes, "source string, queue string, date date, change long")
-        summed = gold.sums([before, added], ("source", "queue", "date"), "change")
-        days = self.change.replace("state.backlog_days", summed)
-        minutes = self._before("gold.minutes", affected)
-        self.change.replace("gold.backlog", gold.gold_backlog(minutes, self._read(days)), affected)
-
-    def _objectives(self, refined: Written | None, given: list[Objective] | None) -> None:
-        """New rows add to what is there; objectives that changed are computed anew, over all of silver."""
-        manifest = self.change.manifest
-        known = msgspec.json.decode(manifest.objectives or "[]", type=list[Objective])
-        wanted = known if given is None else given
-        if wanted == known and (refined is None or not wanted):
+    def derive(self, record: RunRecord) -> None:
+        """Compute all tables that do not have this run yet."""
+        if not record.run:
             return
-        with self._step("gold.objectives"):
-            if not wanted:
-                manifest.tables.pop("gold.objectives", None)
-            elif wanted == known and refined is not None:
-                before = self._before("gold.objectives", refined.dates)
-                new = attempt_objectives(self._read(refined), wanted)
-                self.change.replace("gold.objectives", summed_objectives(before, new), refined.dates)
-            else:
-                judged = attempt_objectives(self._before("silver.attempts"), wanted)
-                self.change.replace("gold.objectives", summed_objectives(judged))
-            manifest.objectives = msgspec.json.encode(wanted).decode()
+        tables = _Derived(self.spark, self.lake, record)
 
-    def _before(self, table: str, dates: Dates = None) -> DataFrame:
-        """The table as it is so far, in this run."""
-        return self.change.read(self.spark, table, dates)
+        def chain(*names: str) -> None:
+            for name in names:
+                is_touched = record.rows or name in ("bronze.queues", "silver.attempts", "gold.objectives")
+                compute = tables.computing[name] if is_touched else lambda _: _Change()
+                self.commit(name, record.run, compute)
 
-    def _read(self, written: Written) -> DataFrame:
-        return self.change.lake.read_paths(self.spark, written.table, written.paths)
+        first: list[tuple[str, ...]] = [
+            ("silver.lifecycles", "gold.minutes"),
+            ("silver.attempts", "bronze.queues"),
+        ]
+        first += [("gold.errors",), ("gold.workers",), ("gold.objectives",)]
+        with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+            for group in (first, [("gold.queue_minutes", "state.backlog_days"), ("gold.hours",)]):
+                for done in [pool.submit(chain, *names) for names in group]:
+                    done.result()
 
-    @contextmanager
-    def _step(self, name: str) -> Iterator[None]:
-        if self.progress is not None:
-            self.progress(name, STEPS.index(name), len(STEPS))
-        began = time.monotonic()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+class _Change(NamedTuple):
+    """Files that are added to a table, and those that they replace."""
+
+    added: Sequence[File] = ()
+    removed: Sequence[File] = ()
+    record: object = None
+    """What the commit says, if it is more than the run."""
+
+
+class _Derived:
+    """The tables but bronze, for one run: each a function from the table as it was to its change."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, record: RunRecord) -> None:
+        self.spark, self.lake, self.record = spark, lake, record
+        self.run, self.dates = record.run, set(record.dates)
+        self.computing: dict[str, Callable[[Table], _Change]] = {
+            "bronze.queues": self._queues,
+            "silver.attempts": self._attempts,
+            "silver.lifecycles": self._lifecycles,
+            "gold.minutes": self._minutes,
+            "gold.hours": self._hours,
+            "gold.queue_minutes": self._queue_minutes,
+            "gold.workers": self._workers,
+            "gold.errors": self._errors,
+            "gold.objectives": self._objectives,
+            "state.backlog_days": self._backlog_days,
+        }
+
+    @cached_property
+    def attempts(self) -> DataFrame:
+        """The silver rows of the run, from bronze."""
+        bronze = self.lake.table(BRONZE)
+        rows = read(self.spark, bronze, bronze.files_with("run", [self.run]))
+        return silver.silver_attempts(rows.where(F.col("run") == self.run), is_unique=self.record.is_unique)
+
+    def _queues(self, table: Table) -> _Change:
+        seen = self.record.queues.get(self.record.source, [])
+        if not seen:
+            return _Change()
+        kinds = [pa.int64() if pa.types.is_timestamp(one.type) else one.type for one in QUEUES]
+        columns = [
+            pa.array([row[one.name] for row in seen], kind) for one, kind in zip(QUEUES, kinds, strict=True)
+        ]
+        at = datetime.fromisoformat(self.record.at)
+        facts = {"source": self.record.source, "run": self.run, "observed_at": at, "date": at.date()}
+        rows = pa.Table.from_arrays(columns, names=QUEUES.names)
+        for name, value in facts.items():
+            rows = rows.append_column(name, pa.array([value] * len(seen)))
+        return _Change(write_table(rows, table.place, table.name))
+
+    def _attempts(self, table: Table) -> _Change:
+        added = write(self.attempts, table) if self.record.rows else []
+        doubled = table.record.get("doubled", 0) + self.record.rows - sum(one.rows for one in added)
+        return _Change(added, record={"run": self.run, "doubled": doubled})
+
+    def _lifecycles(self, table: Table) -> _Change:
+        """Rows of jobs that may go on are replaced. Others stay, unless the log goes on with them against the rules."""
+        parts = silver.single_attempts(self.attempts, run=self.run)
+        rewritten = table.files([None])
+        if ended := [one for one in table.files_with("created_at", self.record.created) if one.date]:
+            rows = read(self.spark, table, ended, with_file=True).select(*silver.LIFE, "file")
+            again = rows.join(self.attempts.select(*silver.LIFE), list(silver.LIFE), "left_semi")
+            names = {row.file for row in again.select("file").distinct().collect()}
+            rewritten += [one for one in ended if Path(one.path).name in names]
+        if rewritten:
+            parts = parts.unionByName(read(self.spark, table, rewritten))
+        return _Change(write(silver.merged_lifecycles(parts), table), rewritten)
+
+    def _minutes(self, table: Table) -> _Change:
+        before, lifecycles = table.files(self.dates), self.lake.table("silver.lifecycles")
+        heard_of = read(self.spark, lifecycles, lifecycles.files_with("first_seen_run", [self.run]))
+        new = gold.arrival_cells(heard_of.where(F.col("first_seen_run") == self.run))
+        kept = read(self.spark, table, before) if before else None
+        return _Change(
+            write(gold.gold_minutes([gold.attempt_cells(self.attempts), new], kept), table), before
+        )
+
+    def _hours(self, table: Table) -> _Change:
+        return _Change(
+            write(gold.gold_hours(self._of("gold.minutes", self.dates)), table), table.files(self.dates)
+        )
+
+    def _queue_minutes(self, table: Table) -> _Change:
+        before, after = self._backlog()
+        affected = gold.affected_dates(before, after, self.dates)
+        carried = [(*key, value) for key, value in gold.carried_backlog(after).items() if key[2] in affected]
+        seen = self.record.queues.get(self.record.source, [])
+        limits = [(self.record.source, one["queue"], one["max_inflight"]) for one in seen]
+        replaced = table.files(affected)
+        found = gold.gold_queue_minutes(
+            self._of("gold.minutes", affected),
+            self.spark.createDataFrame(carried, "source string, queue string, date date, carried long"),
+            self.spark.createDataFrame(limits, "source string, queue string, max_inflight int"),
+            read(self.spark, table, replaced),
+        )
+        return _Change(write(found, table), replaced)
+
+    def _backlog_days(self, table: Table) -> _Change:
+        _, after = self._backlog()
+        names = TABLES[table.name].names
+        rows = [(*queue, change, day) for queue, days in after.items() for day, change in days.items()]
+        columns = [pa.array(column) for column in zip(*rows, strict=True)]
+        return _Change(
+            write_table(pa.Table.from_arrays(columns, names), table.place, table.name), table.files()
+        )
+
+    def _backlog(self) -> tuple[gold.Days, gold.Days]:
+        """By how much each date changed each backlog: as it was kept, and with what the minutes of this run's dates say."""
+        days, minutes = self.lake.table("state.backlog_days"), self.lake.table("gold.minutes")
+        before: gold.Days = defaultdict(dict)
+        for batch in read_files(days.files(), days.place, days.name):
+            for row in batch.to_pylist():
+                before[row["source"], row["queue"]][row["date"]] = row["change"]
+        after: gold.Days = defaultdict(dict)
+        for queue, changes in before.items():
+            after[queue] = {day: change for day, change in changes.items() if day not in self.dates}
+        columns = ("source", "queue", "arrivals", "requeues", "finished")
+        for batch in read_files(minutes.files(self.dates), minutes.place, minutes.name, columns):
+            rows = pa.Table.from_batches([batch]).group_by(["source", "queue", "date"])
+            for row in rows.aggregate([(name, "sum") for name in columns[2:]]).to_pylist():
+                of_queue = after[row["source"], row["queue"]]
+                change = row["arrivals_sum"] + row["requeues_sum"] - row["finished_sum"]
+                of_queue[row["date"]] = of_queue.get(row["date"], 0) + change
+        return before, after
+
+    def _workers(self, table: Table) -> _Change:
+        before = table.files(self.dates)
+        rows = [gold.attempt_workers(self.attempts), *self._kept(table, before)]
+        return _Change(write(gold.summed_workers(*rows), table), before)
+
+    def _errors(self, table: Table) -> _Change:
+        before = table.files()
+        rows = [gold.attempt_errors(self.attempts), *self._kept(table, before)]
+        return _Change(write(gold.summed_errors(*rows), table), before)
+
+    def _objectives(self, table: Table) -> _Change:
+        """New rows add to what is there. Objectives that changed are computed anew, from all rows up to this run."""
+        wanted = msgspec.json.decode(self.record.objectives, type=list[Objective])
+        is_new = self.record.objectives_since == self.run
+        before = table.files(None if is_new else self.dates)
+        if not wanted or not (is_new or self.record.rows):
+            return _Change((), before if is_new else ())
+        attempts = self.attempts
+        if is_new and self.run > 1:
+            bronze = read(self.spark, self.lake.table(BRONZE))
+            attempts = silver.silver_attempts(bronze.where(F.col("run") <= self.run))
+        rows = [attempt_objectives(attempts, wanted), *self._kept(table, [] if is_new else before)]
+        return _Change(write(summed_objectives(*rows), table), before)
+
+    def _of(self, name: str, dates: Iterable[date]) -> DataFrame:
+        table = self.lake.table(name)
+        return read(self.spark, table, table.files(set(dates)))
+
+    def _kept(self, table: Table, files: list[File]) -> list[DataFrame]:
+        return [read(self.spark, table, files)] if files else []
+
+
+# -- tasks that write bronze -----------------------------------------------------------------------------------------
+
+
+class _Seen(msgspec.Struct):
+    """What a task saw of its rows, beside its files."""
+
+    dates: list[date] = []
+    created: list[date] = []
+    low: int | None = None
+    high: int | None = None
+    is_rising: bool = True
+    """True if each row has a higher number than the one before."""
+
+
+def _write_bronze(
+    batches: Iterable[pa.RecordBatch], *, place: LakePlace, source: str, run: int, at: datetime
+) -> Iterator[pa.RecordBatch]:
+    """Write rows of a log with their origin; yield the facts of the files, and what was seen as a row without a path."""
+    created: set[date] = set()
+    touched: set[tuple[date | None, date]] = set()
+    seen = _Seen()
+
+    def with_origin() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            days = {
+                name: pc.cast(batch[name], pa.date32()) for name in ("created_at", "reserved_at", "ended_at")
+            }
+            created.update(pc.unique(days["created_at"]).to_pylist())
+            spans = pa.table([days["reserved_at"], days["ended_at"]], ["from", "to"]).group_by(["from", "to"])
+            touched.update((row["from"], row["to"]) for row in spans.aggregate([]).to_pylist())
+            _note_order(seen, batch["seq"])
+            rows = pa.Table.from_batches([batch]).append_column("date", days["ended_at"])
+            for name, value in (("source", source), ("run", run), ("ingested_at", at)):
+                rows = rows.append_column(name, pa.array([value] * batch.num_rows))
+            yield from rows.to_batches()
+
+    yield from write_files(with_origin(), place, BRONZE)
+    seen.created = sorted(created)
+    seen.dates = sorted({*created, *(day for span in touched for day in _between(*span))})
+    yield pa.RecordBatch.from_pylist(
+        [{"path": "", "stats": msgspec.json.encode(seen).decode()}], schema=FACTS
+    )
+
+
+def _note_order(seen: _Seen, numbers: pa.Array) -> None:
+    bounds = pc.min_max(numbers).as_py()
+    is_rising = pc.all(pc.greater(numbers[1:], numbers[:-1])).as_py() is not False
+    seen.is_rising &= is_rising and (seen.high is None or bounds["min"] > seen.high)
+    seen.low = bounds["min"] if seen.low is None else min(seen.low, bounds["min"])
+    seen.high = bounds["max"] if seen.high is None else max(seen.high, bounds["max"])
+
+
+def _between(first: date | None, last: date) -> Iterator[date]:
+    """A lease is counted on every date on which it was valid. Its end in the log is never earlier than that."""
+    start = min(first or last, last)
+    yield from (start + timedelta(days=n) for n in range((max(first or last, last) - start).days + 1))
+
+
+def _are_apart(seen: Sequence[_Seen]) -> bool:
+    """True if no two rows can have one number: those of a task rise, and those of two tasks are in other ranges."""
+    ranges = sorted((one.low, one.high) for one in seen if one.low is not None and one.high is not None)
+    return all(one.is_rising for one in seen) and all(low[1] < high[0] for low, high in pairwise(ranges))
+
+
+def _plain(queues: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of queues for JSON: instants are whole numbers."""
+    rows = pa.RecordBatch.from_pylist(list(queues), schema=QUEUES)
+    kinds = [pa.int64() if pa.types.is_timestamp(one.type) else one.type for one in QUEUES]
+    columns = [column.cast(kind) for column, kind in zip(rows.columns, kinds, strict=True)]
+    found: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, names=QUEUES.names).to_pylist()
+    return found
+
+
+def _settings(queues: Sequence[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    """What an operator sets. Counts change all the time."""
+    return {
+        tuple(row[name] for name in ("queue", "paused", "max_inflight", "failure_queue")) for row in queues
+    }
 
 
 # -- sources of rows -------------------------------------------------------------------------------------------------
@@ -224,9 +469,9 @@ class _Run:
 class News(NamedTuple):
     """Rows of a source that the lake does not have yet."""
 
-    attempts: DataFrame | None
-    """None if nothing is new."""
-    queues: DataFrame | None
+    attempts: DataFrame | Callable[[Callable[..., Iterator[pa.RecordBatch]]], DataFrame] | None
+    """A function runs a task over each share of a store's rows. None if nothing is new."""
+    queues: list[dict[str, Any]] | None
     until: str | None
     """The cursor after these rows; None: it is the highest `seq` among them."""
 
@@ -263,17 +508,20 @@ def news_of_store(spark: SparkSession, url: str, after: str | None) -> News:
             for batch in store.read(part)
             for row in batch.to_pylist()
         ]
-    attempts = _read_by_tasks(spark, url, parts) if parts else None
-    return News(attempts, spark.createDataFrame(seen, QUEUE_COLUMNS), until)
+    return News(partial(_by_tasks, spark, url, parts) if parts else None, seen, until)
 
 
-def _read_by_tasks(spark: SparkSession, url: str, parts: Sequence[Part]) -> DataFrame:
-    """One task per part: what travels is the part, and the rows go straight from the store to the task."""
+def _by_tasks(
+    spark: SparkSession, url: str, parts: Sequence[Part], task: Callable[..., Iterator[pa.RecordBatch]]
+) -> DataFrame:
+    """One task per part: what travels is the part, and the rows go straight from the store to the task and into files."""
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with open_store(url) as store:
             for batch in batches:
                 for index in batch.column(0).to_pylist():
                     yield from store.read(parts[index])
 
-    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(read, ATTEMPT_COLUMNS)
+    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(
+        lambda shares: task(rows(shares)), FACT_COLUMNS
+    )

@@ -1,4 +1,4 @@
-"""Bronze and silver: the rows of the log as the store gave them, each row once with its wait and its run, and one row per job.
+"""Silver: the rows of the log, each once with its wait and its run, and one row per job.
 
 A lifecycle is an aggregate of the attempts of a job that can be aggregated again: the row of yesterday and the attempts of today
 give the row of today.
@@ -6,35 +6,17 @@ give the row of today.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from taskharbor.jobs import TERMINAL_STATES, Outcome
-from taskharbor.spark.lake.tables import declared
+from taskharbor.jobs import TERMINAL_STATES, JobState, Outcome
+from taskharbor.spark.lake.frames import declared
 
 
-def bronze_attempts(attempts: DataFrame, *, source: str, run: int, ingested_at: datetime) -> DataFrame:
-    """Rows of the attempt log, by the date on which the lease (or the wait) ended."""
-    seen = {"ingested_at": F.lit(ingested_at), "date": F.to_date("ended_at")}
-    return declared(attempts.withColumns(_origin(source, run) | seen), "bronze.attempts")
-
-
-def bronze_queues(queues: DataFrame, *, source: str, run: int, observed_at: datetime) -> DataFrame:
-    """The queues' settings and counts as this run saw them."""
-    seen = {"observed_at": F.lit(observed_at), "date": F.to_date(F.lit(observed_at))}
-    return declared(queues.withColumns(_origin(source, run) | seen), "bronze.queues")
-
-
-def _origin(source: str, run: int) -> dict[str, Column]:
-    return {"source": F.lit(source), "run": F.lit(run).cast("long")}
-
-
-def silver_attempts(bronze: DataFrame) -> DataFrame:
-    """Laid out by date and hour, so that a day's rows are in few files and yet shared among tasks."""
-    placed = bronze.drop("run", "ingested_at").withColumn("hour", F.hour("ended_at"))
-    once = placed.repartition("date", "hour").dropDuplicates(["date", "hour", "source", "seq"]).drop("hour")
+def silver_attempts(bronze: DataFrame, *, is_unique: bool = False) -> DataFrame:
+    """Each row once. `is_unique`: no row is there twice, so none is looked for."""
+    rows = bronze.drop("run", "ingested_at")
+    once = rows if is_unique else rows.dropDuplicates(["source", "seq"])
     # A lease gives no right beyond its expiry, however late somebody noticed; without one there is none to end.
     valid_until = F.when(F.col("reserved_at").isNotNull(), F.least("ended_at", "lease_expires_at"))
     times = {
@@ -53,8 +35,10 @@ def _elapsed(start: str, end: str) -> Column:
 BY_OUTCOME: tuple[str, ...] = tuple(outcome.value for outcome in Outcome)
 SUMS: tuple[str, ...] = ("executions", *BY_OUTCOME, "total_wait_us", "total_run_us")
 TERMINAL: tuple[str, ...] = tuple(sorted(state.value for state in TERMINAL_STATES))
-SHARES = 64
-"""Into how many shares the jobs of one date fall: no task need hold all jobs of a day."""
+FINAL = (JobState.DONE.value, JobState.CANCELLED.value)
+"""What no job leaves. Their rows are written once, in a log that keeps the rules."""
+LIFE = ("source", "job_id", "created_at")
+"""A life is what has one id and one created_at: an id that retention has freed may be given to another job later."""
 
 
 def single_attempts(attempts: DataFrame, *, run: int) -> DataFrame:
@@ -79,7 +63,7 @@ def single_attempts(attempts: DataFrame, *, run: int) -> DataFrame:
             F.col("error_type").alias("last_error_type"),
             F.col("error_message").alias("last_error_message"),
             F.lit(run).cast("long").alias("first_seen_run"),
-            F.to_date("created_at").alias("date"),
+            F.lit(None).cast("date").alias("date"),
         ),
         "silver.lifecycles",
     )
@@ -87,29 +71,34 @@ def single_attempts(attempts: DataFrame, *, run: int) -> DataFrame:
 
 def merged_lifecycles(parts: DataFrame) -> DataFrame:
     """One row per job out of several that each cover some of its attempts. The order of a job's rows is that of `last_seq`."""
-    share = F.pmod(F.xxhash64("job_id"), F.lit(SHARES))
-    placed = parts.withColumn("share", share).repartition("date", "share")
-    first = "struct(queue, type, key, created_at, first_run_at)"
+    first = "struct(queue, type, key, first_run_at)"
     last = "struct(priority, last_ended_at, state)"
     # Ordered by null where there is nothing to take: such rows are passed over.
     lease = "struct(first_reserved_at, first_wait_us)"
     error = "struct(last_error_type, last_error_message)"
     has_error = "last_error_type IS NOT NULL OR last_error_message IS NOT NULL"
-    merged = placed.groupBy("date", "share", "source", "job_id").agg(
-        F.expr(f"min_by({first}, last_seq)").alias("first"),
-        F.expr(f"max_by({last}, last_seq)").alias("last"),
-        F.expr(f"min_by({lease}, IF(first_reserved_at IS NULL, NULL, last_seq))").alias("lease"),
-        F.expr(f"max_by({error}, IF({has_error}, last_seq, NULL))").alias("error"),
-        *(F.sum(name).alias(name) for name in SUMS),
-        F.max("max_fence").alias("max_fence"),
-        F.max("last_seq").alias("last_seq"),
-        F.min("first_seen_run").alias("first_seen_run"),
+    # Most jobs have one row: partial aggregates before the exchange would sort all rows and make hardly fewer.
+    merged = (
+        parts.repartition(*LIFE)
+        .groupBy(*LIFE)
+        .agg(
+            F.expr(f"min_by({first}, last_seq)").alias("first"),
+            F.expr(f"max_by({last}, last_seq)").alias("last"),
+            F.expr(f"min_by({lease}, IF(first_reserved_at IS NULL, NULL, last_seq))").alias("lease"),
+            F.expr(f"max_by({error}, IF({has_error}, last_seq, NULL))").alias("error"),
+            *(F.sum(name).alias(name) for name in SUMS),
+            F.max("max_fence").alias("max_fence"),
+            F.max("last_seq").alias("last_seq"),
+            F.min("first_seen_run").alias("first_seen_run"),
+        )
     )
-    flat = merged.select("*", "first.*", "last.*", "lease.*", "error.*")
-    flat = flat.drop("share", "first", "last", "lease", "error")
-    whole = flat.withColumn("finished_at", _finished_at(F.col("last_ended_at")))
+    flat = merged.select("*", "first.*", "last.*", "lease.*", "error.*").drop(
+        "first", "last", "lease", "error"
+    )
     total = F.unix_micros("finished_at") - F.unix_micros("created_at")
-    return declared(whole.withColumn("total_us", total), "silver.lifecycles")
+    whole = flat.withColumn("finished_at", _finished_at(F.col("last_ended_at")))
+    day = F.when(F.col("state").isin(*FINAL), F.to_date("finished_at"))
+    return declared(whole.withColumns({"total_us": total, "date": day}), "silver.lifecycles")
 
 
 def _finished_at(ended_at: Column) -> Column:

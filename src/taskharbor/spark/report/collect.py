@@ -11,9 +11,10 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import Micros
+from taskharbor.lake.delta import Lake, Snapshot
 from taskharbor.spark.audit import AuditResult
 from taskharbor.spark.lake import gold
-from taskharbor.spark.lake.layout import Lake
+from taskharbor.spark.lake.frames import read as read_table
 from taskharbor.spark.report import data, queries
 from taskharbor.spark.report.formatting import HOUR
 
@@ -29,14 +30,16 @@ Read: TypeAlias = Callable[[str], DataFrame]
 Movements: TypeAlias = dict[str, dict[str, list[int]]]
 
 
-def collect(spark: SparkSession, lake: Lake, *, audit: AuditResult | None = None) -> data.ReportData:
+def collect(
+    spark: SparkSession, lake: Lake | Snapshot, *, audit: AuditResult | None = None
+) -> data.ReportData:
     """Count everything that the report shows. Without the result of an audit the report says that none was made."""
     made_at = time.time_ns() // 1000
-    # All queries read one state of the lake, whatever is committed meanwhile.
-    manifest = lake.manifest()
+    # All queries read one run of the lake, whatever is committed meanwhile.
+    snapshot = lake.snapshot() if isinstance(lake, Lake) else lake
 
     def read(table: str) -> DataFrame:
-        return lake.read(spark, table, manifest=manifest)
+        return read_table(spark, snapshot.tables[table])
 
     seen = read("gold.hours").agg(
         F.unix_micros(F.min("hour")).alias("first"),
@@ -56,7 +59,7 @@ def collect(spark: SparkSession, lake: Lake, *, audit: AuditResult | None = None
     movements = _movements(read, buckets, label)
     lifecycles = read("silver.lifecycles")
     counts = queries.job_counts(lifecycles).collect()[0].asDict(recursive=True)
-    durations = queries.durations(read("state.durations")).collect()
+    durations = queries.durations(read("gold.hours")).collect()
     workers, number_of_workers, worker_step = _workers(read, buckets)
     objectives, objective_step = _objectives(read("gold.objectives"), buckets)
     leases = counts.pop("leases")
@@ -80,10 +83,10 @@ def collect(spark: SparkSession, lake: Lake, *, audit: AuditResult | None = None
         verdict=None if audit is None else _verdict(audit, totals.executions),
         totals=totals,
         flow=_flow(movements, buckets),
-        backlog=_backlog(movements, read("gold.backlog"), label),
+        backlog=_backlog(movements, read("gold.queue_minutes"), label),
         wait=_waits(read, buckets),
         run_times=_run_times(durations),
-        concurrency=_concurrency(movements, read("gold.concurrency"), label, buckets.bucket_us),
+        concurrency=_concurrency(movements, read("gold.queue_minutes"), label, buckets.bucket_us),
         workers=workers,
         worker_bucket_us=worker_step,
         workers_left_out=number_of_workers - len(workers),
@@ -115,8 +118,8 @@ def _movements(read: Read, buckets: data.Buckets, label: Column) -> Movements:
     """Counts per queue and bucket; the queue with most completions first, the other queues last."""
     tallies = read(buckets.origin)
     if buckets.origin == "silver.attempts":
-        arrived = gold.arrival_tallies(read("silver.lifecycles"), buckets.bucket_us)
-        tallies = gold.all_tallies(gold.attempt_tallies(tallies, buckets.bucket_us), arrived)
+        arrived = gold.arrival_cells(read("silver.lifecycles"), buckets.bucket_us)
+        tallies = gold.attempt_cells(tallies, buckets.bucket_us).unionByName(arrived)
     rows = queries.movements(tallies, buckets, label).collect()
     found: Movements = {row.label: {name: [0] * buckets.number for name in queries.COUNTED} for row in rows}
     for row in rows:
@@ -168,11 +171,11 @@ def _concurrency(
 
 
 def _waits(read: Read, buckets: data.Buckets) -> data.Percentiles:
-    durations = read("state.durations")
+    cells = read(buckets.origin)
     if buckets.origin == "silver.attempts":
-        durations = gold.attempt_durations(read("silver.attempts"), buckets.bucket_us)
+        cells = gold.gold_minutes([gold.attempt_cells(cells, buckets.bucket_us)])
     found: dict[str, list[float | None]] = {name: [None] * buckets.number for name in ("p50", "p95", "p99")}
-    for row in queries.waits(durations, buckets).collect():
+    for row in queries.waits(cells, buckets).collect():
         for name, values in found.items():
             values[row["index"]] = row[f"wait_{name}_us"]
     return data.Percentiles(**found)

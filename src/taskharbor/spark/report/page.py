@@ -12,8 +12,8 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pyspark.sql import SparkSession
 
+from taskharbor.lake.delta import Lake
 from taskharbor.spark.audit import AuditResult, audit_lake
-from taskharbor.spark.lake.layout import Lake
 from taskharbor.spark.report import charts, formatting, sections
 from taskharbor.spark.report.collect import collect
 from taskharbor.spark.report.data import ReportData
@@ -23,7 +23,8 @@ def write_report(
     spark: SparkSession, lake: Lake, path: str | Path, *, audit: AuditResult | None = None
 ) -> Path:
     """Collect the numbers and write the page. Audits first unless the result of an audit is given."""
-    return write_page(collect(spark, lake, audit=audit or audit_lake(spark, lake)), path)
+    snapshot = lake.snapshot()
+    return write_page(collect(spark, snapshot, audit=audit or audit_lake(spark, snapshot)), path)
 
 
 def write_page(data: ReportData, path: str | Path) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from taskharbor.spark.lake.gold import percentiles
+from taskharbor.spark.lake.gold import merged_sketches, percentiles
 from taskharbor.spark.report.data import Buckets
 
 COUNTED = ("arrivals", "completions", "failures", "retries", "expiries", "requeues", "finished", "busy_us")
@@ -24,17 +24,15 @@ MESSAGE_CHARS = 500
 
 def movements(tallies: DataFrame, buckets: Buckets, label: Column) -> DataFrame:
     """(label, index, COUNTED...) from tallies, gold minutes or gold hours."""
-    time = F.col("minute" if "minute" in tallies.columns else "hour")
-    rows = tallies.select(label.alias("label"), _index(time, buckets), *COUNTED)
+    rows = tallies.select(label.alias("label"), _index(_time(tallies), buckets), *COUNTED)
     sums = rows.groupBy("label", "index").agg(*(F.sum(name).alias(name) for name in COUNTED))
     return sums.where(_is_inside(buckets))
 
 
-def waits(durations: DataFrame, buckets: Buckets) -> DataFrame:
-    """(index, wait_p50_us, wait_p95_us, wait_p99_us) from histograms, which add up over queues and time."""
-    measured = durations.where(F.col("metric") == "wait")
-    by_bucket = measured.groupBy(_index(F.col("minute"), buckets))
-    return by_bucket.agg(*percentiles("wait")).where(_is_inside(buckets))
+def waits(cells: DataFrame, buckets: Buckets) -> DataFrame:
+    """(index, wait_p50_us, wait_p95_us, wait_p99_us) from the sketches of gold minutes or hours, over all queues."""
+    by_bucket = cells.groupBy(_index(_time(cells), buckets)).agg(*merged_sketches())
+    return by_bucket.select("index", *percentiles("wait")).where(_is_inside(buckets))
 
 
 def loads(workers: DataFrame, buckets: Buckets) -> DataFrame:
@@ -64,12 +62,12 @@ def job_counts(lifecycles: DataFrame) -> DataFrame:
     return lifecycles.agg(F.count("*").alias("jobs"), *by_state, sums[0], leases)
 
 
-def durations(histograms: DataFrame) -> DataFrame:
+def durations(hours: DataFrame) -> DataFrame:
     """(type, executions, wait_p50_us ... run_p99_us) of the most frequent types; the row without a type is for all."""
-    ran = F.sum(F.when(F.col("metric") == "run", F.col("count")).otherwise(0)).alias("executions")
-    times = (*percentiles("wait"), *percentiles("run"))
-    frequent = (F.desc("executions"), F.col("type").asc_nulls_first())
-    return histograms.rollup("type").agg(ran, *times).orderBy(*frequent).limit(TYPES_SHOWN + 1)
+    executions = F.kll_sketch_get_n_bigint("run_sketch").alias("executions")
+    found = hours.rollup("type").agg(*merged_sketches())
+    times = found.select("type", executions, *percentiles("wait"), *percentiles("run"))
+    return times.orderBy(F.desc("executions"), F.col("type").asc_nulls_first()).limit(TYPES_SHOWN + 1)
 
 
 def errors(gold: DataFrame) -> DataFrame:
@@ -121,6 +119,10 @@ def _job_lines(lifecycles: DataFrame) -> DataFrame:
         F.col("total_run_us").alias("ran_us"),
         F.nullif(error, F.lit("")).alias("last_error"),
     )
+
+
+def _time(cells: DataFrame) -> Column:
+    return F.col("minute" if "minute" in cells.columns else "hour")
 
 
 def _index(instant: Column, buckets: Buckets) -> Column:

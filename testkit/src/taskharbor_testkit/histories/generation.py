@@ -130,12 +130,11 @@ def write_parquet(
     return spark.read.schema(planted.schema).parquet(str(folder / "planted")).count()
 
 
-def fill_lake(spark: SparkSession, folder: Path, *, rows: int, days: int, seed: int, violations: int) -> int:
+def fill_lake(spark: SparkSession, place: str, *, rows: int, days: int, seed: int, violations: int) -> int:
     """One run of the pipeline over it. Every seed is a source of its own, so that several fit into one lake."""
-    from taskharbor.spark.lake.layout import Lake
-    from taskharbor.spark.lake.run import run_pipeline
+    from taskharbor.spark.lake import Lake, run_pipeline
 
     attempts, planted = generate(spark, rows=rows, seed=seed, days=days, violations=violations)
     queues = queues_table(spark, rows=rows, days=days)
-    run_pipeline(spark, Lake(folder), attempts, name=f"history-{seed}", queues=queues)
+    run_pipeline(spark, Lake(place), attempts, name=f"history-{seed}", queues=queues)
     return planted.count() if violations else 0

@@ -1,0 +1,266 @@
+"""Delta tables that grow by numbered runs, and all tables of one run together.
+
+A run N commits bronze first. That commit says how far the log was read and what a later process needs to compute the other
+tables from the rows of run N. Each other table then gets one commit with the application transaction N. So a run that ended in
+between is finished by the next one: a table that has N is left alone. Two processes can do this at once: of two commits of one
+table and run, the second finds the first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from datetime import date, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+
+from taskharbor.errors import InvalidRequest, TaskHarborError
+from taskharbor.lake.files import File
+from taskharbor.lake.storage import parse_place
+from taskharbor.lake.tables import BRONZE, TABLES, WHOLE
+
+_APP = _KEY = "taskharbor"
+"""The id of our application transactions, and our place in a commit's metadata."""
+
+
+class LakeChanged(TaskHarborError):
+    """Another process committed to the table meanwhile. Nothing of this commit took effect."""
+
+
+class LakeUnreadable(TaskHarborError):
+    """The lake is incomplete or damaged: what is there must not be taken for everything."""
+
+
+class NoLake(InvalidRequest):
+    """There is no lake in this place."""
+
+
+class RunRecord(msgspec.Struct, kw_only=True):
+    """What a commit of bronze says about its run. Commits that keep bronze in order repeat it."""
+
+    run: int = 0
+    source: str = ""
+    at: str = ""
+    """When the rows were taken in, which they carry as `ingested_at`."""
+    rows: int = 0
+    is_unique: bool = True
+    """False if some rows may be there twice."""
+    dates: list[date] = []
+    """The dates on which anything is counted for these rows."""
+    created: list[date] = []
+    """The dates on which their jobs were created."""
+    cursors: dict[str, str] = {}
+    """By source: how far its log was read."""
+    totals: dict[str, int] = {}
+    """By source: the rows of bronze."""
+    queues: dict[str, list[dict[str, Any]]] = {}
+    """By source: its queues when they were last seen."""
+    objectives: str = "[]"
+    objectives_since: int = 0
+    """The run from which on these objectives hold: it computes them for all rows."""
+
+
+class Table:
+    """A table as it was when it was opened."""
+
+    def __init__(self, lake: Lake, name: str) -> None:
+        self.lake, self.name, self.place = lake, name, lake.place
+        self.delta: DeltaTable | None = None
+        try:
+            self.delta = DeltaTable(self.place.uri(name), storage_options=self.place.options)
+        except TableNotFoundError:
+            pass
+        except (DeltaError, OSError) as error:
+            raise LakeUnreadable(f"the table {name} of {self.lake} cannot be read: {error}") from error
+
+    @property
+    def run(self) -> int:
+        """The last run that it has; 0 if none."""
+        return 0 if self.delta is None else self.delta.transaction_version(_APP) or 0
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What its last commit says about the run."""
+        # The newest commit, unless another engine has kept the table in order since.
+        for limit in (1, None):
+            for commit in [] if self.delta is None else self.delta.history(limit):
+                if _KEY in commit:
+                    return dict(commit[_KEY])
+        return {}
+
+    def files(self, dates: Collection[date | None] | None = None) -> list[File]:
+        """Return the table's files, only of these dates if some are given."""
+        return [file for file, _ in self._files if dates is None or file.date in dates]
+
+    def files_with(self, column: str, values: Collection[Any]) -> list[File]:
+        """Return the files that may have rows with one of these numbers, or of these dates of an instant."""
+
+        def may_have(facts: dict[str, Any]) -> bool:
+            low, high = (facts.get(f"{bound}.{column}") for bound in ("min", "max"))
+            if low is None or high is None:
+                return True
+            if isinstance(low, datetime):
+                low, high = low.date(), high.date()
+            return any(low <= value <= high for value in values)
+
+        return [file for file, facts in self._files if may_have(facts)]
+
+    @cached_property
+    def _files(self) -> list[tuple[File, dict[str, Any]]]:
+        found = [] if self.delta is None else pa.table(self.delta.get_add_actions(flatten=True)).to_pylist()
+        facts = ("path", "partition.date", "num_records", "size_bytes")
+        return [(File(*map(one.get, facts)), one) for one in found]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows, as the commits say."""
+        return sum(file.rows for file in self.files())
+
+    def missing_files(self) -> list[str]:
+        """The files that commits name and that are not there, or not whole."""
+        listed = self.place.filesystem(self.name).get_file_info(pafs.FileSelector("", recursive=True))
+        there = {one.path: one.size for one in listed}
+        return [file.path for file in self.files() if there.get(file.path) != file.size]
+
+    def commit(
+        self, run: int, added: Sequence[File], removed: Sequence[File] = (), record: object = None
+    ) -> None:
+        """Add and remove files as one, for this run. Raises LakeChanged unless the table is as it was when it was opened."""
+        if self.run >= run:
+            raise LakeChanged(self._changed)
+        now = time.time_ns() // 1_000_000
+        schema, keys = Schema.from_arrow(TABLES[self.name]), [] if self.name in WHOLE else ["date"]
+        adds = [AddAction(one.path, one.size, self._values(one), now, True, one.stats) for one in added]
+        gone = [RemoveAction(one.path, True, now, one.size, self._values(one)) for one in removed]
+        known: Any = {
+            # A lower number would be accepted, and a second commit of this one too, if this commit were tried again by itself.
+            "commit_properties": CommitProperties(
+                custom_metadata={_KEY: msgspec.to_builtins(record or {"run": run})},
+                app_transactions=[Transaction(_APP, run)],
+                max_commit_retries=0,
+            )
+        }
+        try:
+            if self.delta is None:
+                uri, options = self.place.uri(self.name), self.place.options
+                create_table_with_add_actions(
+                    uri, schema, adds, partition_by=keys, storage_options=options, **known
+                )
+            else:
+                self._add_columns()
+                self.delta.create_write_transaction([*adds, *gone], "append", schema, keys, **known)
+        except CommitFailedError as error:
+            raise LakeChanged(self._changed) from error
+        except DeltaError as error:
+            if self.delta is None and Table(self.lake, self.name).delta is not None:
+                raise LakeChanged(self._changed) from error
+            raise
+
+    @property
+    def _changed(self) -> str:
+        return f"another process committed to {self.name} of {self.lake} meanwhile, and nothing of this one: run it again"
+
+    def _values(self, file: File) -> dict[str, str | None]:
+        return {} if self.name in WHOLE else {"date": None if file.date is None else file.date.isoformat()}
+
+    def _add_columns(self) -> None:
+        """Give a table of an older release the columns that are new."""
+        assert self.delta is not None
+        there = {field.name for field in self.delta.schema().fields}
+        if new := [field for field in Schema.from_arrow(TABLES[self.name]).fields if field.name not in there]:
+            self.delta.alter.add_columns(new, commit_properties=self.unchanged())
+
+    def unchanged(self, **changes: object) -> CommitProperties:
+        """For a commit outside of runs: it repeats what the last one said, but for the changes."""
+        return CommitProperties(custom_metadata={_KEY: self.record | changes})
+
+
+class Lake:
+    """The tables below one folder, which all machines of a cluster must reach under the same path, or in an object store."""
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = parse_place(place)
+
+    def __str__(self) -> str:
+        return self.place.root
+
+    def table(self, name: str) -> Table:
+        """Open a table as it is now."""
+        if name not in TABLES:
+            raise InvalidRequest(f"the lake has no table {name!r}: it has {', '.join(TABLES)}")
+        return Table(self, name)
+
+    def tables(self) -> dict[str, Table]:
+        """Open the tables that are there. Raises NoLake if there are none."""
+        found = {name: table for name in TABLES if (table := self.table(name)).delta is not None}
+        if not found:
+            raise NoLake(
+                f"there is no lake in {self}: `taskharbor pipeline run` makes one; --lake names its place"
+            )
+        return found
+
+    def record(self) -> RunRecord:
+        """Return the record of the newest run."""
+        return record_of(self.table(BRONZE))
+
+    def snapshot(self) -> Snapshot:
+        """Open all tables of one run, and check that nothing of them is missing.
+
+        Raises NoLake, or LakeUnreadable, which says what is missing.
+        """
+        there = self.tables()
+        tables = [there.get(name) or self.table(name) for name in TABLES]
+        runs = {table.name: table.run for table in tables}
+        newest = max(runs.values())
+        if late := ", ".join(f"{name} ({run})" for name, run in runs.items() if run < newest):
+            raise LakeUnreadable(
+                f"the lake {self} has tables without run {newest}, with the run that they have: {late}. A run is going on, or "
+                "one was ended, or commits are missing. `taskharbor pipeline run` finishes a run; it cannot restore a commit"
+            )
+        for table in tables:
+            if gone := table.missing_files():
+                raise LakeUnreadable(
+                    f"{len(gone)} files of {table.name} in {self} are missing or damaged, such as {gone[0]}: restore them, or "
+                    "make a new lake"
+                )
+        found = Snapshot(self, newest, {table.name: table for table in tables})
+        found.check_rows()
+        return found
+
+
+class Snapshot:
+    """All tables of one run."""
+
+    def __init__(self, lake: Lake, run: int, tables: dict[str, Table]) -> None:
+        self.lake, self.run, self.tables = lake, run, tables
+        self.record = record_of(tables[BRONZE])
+
+    def check_rows(self) -> None:
+        """Compare the tables with the number of rows that bronze was given."""
+        silver = self.tables["silver.attempts"]
+        expected, bronze = sum(self.record.totals.values()), self.tables[BRONZE].rows
+        refined = silver.rows + silver.record.get("doubled", 0)
+        if not expected == bronze == refined:
+            raise LakeUnreadable(
+                f"the lake {self.lake} was given {expected:,} rows of the log by run {self.run}; bronze has {bronze:,} and "
+                f"silver {refined:,} of them"
+            )
+
+
+def record_of(bronze: Table) -> RunRecord:
+    """The record of bronze's last run."""
+    found = bronze.record
+    if bronze.run and not found:
+        raise LakeUnreadable(
+            f"no commit of {bronze.name} in {bronze.lake} says how far the log was read: its commits were removed, or made by "
+            "another program"
+        )
+    return msgspec.convert(found, RunRecord)

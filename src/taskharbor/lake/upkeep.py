@@ -1,0 +1,98 @@
+"""Compaction and vacuum, by deltalake. Commits of bronze and silver repeat what they say about the last run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from datetime import date, timedelta
+
+import msgspec
+import pyarrow.compute as pc
+from deltalake import WriterProperties
+from deltalake.exceptions import CommitFailedError
+
+from taskharbor.lake.delta import Lake, LakeChanged, Table
+from taskharbor.lake.files import File, read_files
+from taskharbor.lake.tables import BRONZE, WHOLE
+
+KEEP_FOR = timedelta(days=7)
+"""Longer than a run takes, and than anybody reads an old version."""
+
+
+class CompactSummary(msgspec.Struct, kw_only=True):
+    """Files that became fewer, by table."""
+
+    files_before: dict[str, int]
+    files_after: dict[str, int]
+
+
+class VacuumSummary(msgspec.Struct, kw_only=True):
+    """Files that were removed, and files of dates that were dropped."""
+
+    files: int
+    dropped: int
+
+
+def compact(lake: Lake) -> CompactSummary:
+    """Make few files of many. The rows stay the same. Raises LakeChanged if a run was in the way; the tables done stay done."""
+    found = CompactSummary(files_before={}, files_after={})
+    for table in lake.tables().values():
+        assert table.delta is not None
+        try:
+            done = table.delta.optimize.compact(
+                writer_properties=WriterProperties(compression="ZSTD"), commit_properties=table.unchanged()
+            )
+        except CommitFailedError as error:
+            raise LakeChanged(f"a run changed {table.name} of {lake} meanwhile: compact it again") from error
+        if done["numFilesRemoved"]:
+            found.files_before[table.name] = done["numFilesRemoved"]
+            found.files_after[table.name] = done["numFilesAdded"]
+    return found
+
+
+def vacuum(lake: Lake, *, keep_for: timedelta = KEEP_FOR, before: date | None = None) -> VacuumSummary:
+    """Remove files that no version younger than `keep_for` needs, those of lost tasks among them. `before`: drop the rows of
+    earlier dates first; their files go once no younger version has them."""
+    dropped = 0 if before is None else _drop_dates(lake, before)
+    hours, removed = math.ceil(keep_for / timedelta(hours=1)), 0
+    for table in lake.tables().values():
+        assert table.delta is not None
+        gone = table.delta.vacuum(
+            hours,
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
+            commit_properties=table.unchanged(),
+        )
+        removed += len(gone)
+    return VacuumSummary(files=removed, dropped=dropped)
+
+
+def _drop_dates(lake: Lake, before: date) -> int:
+    """The commits of bronze and silver say how many rows are left, for those who check that none is missing."""
+    dropped = left_in_bronze = 0
+    for table in lake.tables().values():
+        if table.name in WHOLE:
+            continue
+        assert table.delta is not None
+        left = [one for one in table.files() if one.date is None or one.date >= before]
+        rows = sum(one.rows for one in left)
+        changes: dict[str, object] = {}
+        if table.name == BRONZE:
+            changes["totals"], left_in_bronze = _by_source(table, left), rows
+        elif table.name == "silver.attempts":
+            changes["doubled"] = left_in_bronze - rows
+        dropped += len(table.files()) - len(left)
+        is_old = f"date < '{before}'"
+        if table.name == "silver.lifecycles":
+            # A dead job has no date, since it may go on, and has an end.
+            is_old += f" OR finished_at < '{before}T00:00:00Z'"
+        table.delta.delete(is_old, commit_properties=table.unchanged(**changes))
+    return dropped
+
+
+def _by_source(table: Table, files: list[File]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for batch in read_files(files, table.place, table.name, ["source"]):
+        found.update({one["values"]: one["counts"] for one in pc.value_counts(batch["source"]).to_pylist()})
+    return dict(found)
