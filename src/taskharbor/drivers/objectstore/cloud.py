@@ -7,6 +7,7 @@ compare-and-swap object, which knows its commit ids, can tell. Reads are repeate
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -175,4 +176,6 @@ class ObstoreBlobs(Blobs):
 
 def _words(error: Exception) -> str:
     """The store's own, short: what follows is a dump of the request."""
-    return " ".join(str(error).partition("Debug source")[0].split())[:300]
+    # It quotes the URL that it asked: an endpoint may have a password, and a signature is in the query.
+    text = re.sub(r"(://)[^/\s]*@|\?[^\s)]*", r"\1", str(error).partition("Debug source")[0])
+    return " ".join(text.split())[:300]
