@@ -124,7 +124,8 @@ def test_a_dead_task_is_begun_anew(shipped: SparkSession, client: Client, url: s
     for job_id in ids:
         outcomes = [one.outcome for one in client.job_attempts(job_id)]
         assert outcomes[-1] is Outcome.DONE
-        assert set(outcomes[:-1]) <= {Outcome.EXPIRED}
+        # Jobs that were leased ahead go back before a job runs alone.
+        assert set(outcomes[:-1]) <= {Outcome.EXPIRED, Outcome.RELEASED}
 
 
 def test_an_app_that_executors_cannot_import_is_an_error_and_not_tried_for_ever(

@@ -122,12 +122,13 @@ async def test_a_suspect_waits_until_it_is_alone_and_can_be_called_off(here: Sta
     await here.pause("other")
     first = await here.enqueue()
     watch = Watch()
-    worker = here.worker(watch.run, queues=["default", "other"], heartbeat=0.02, lease=1)
+    worker = here.worker(watch.run, queues=["default", "other"], heartbeat=0.02)
     running = await begun(worker, watch.gate)
     await here.client.resume("other")
     await here.until(suspect, lambda job: job.state is JobState.INFLIGHT)
     # Whatever was claimed with it goes back, unspent.
-    await here.until(neighbours[-1], lambda job: job.state is JobState.READY)
+    for job in neighbours:
+        await here.until(job, lambda record: record.state is JobState.READY)
     late = await here.enqueue()
     expected, ended = [Outcome.EXPIRED, Outcome.DONE], [first, suspect, late, *neighbours]
     match meanwhile:

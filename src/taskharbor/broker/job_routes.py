@@ -182,20 +182,17 @@ async def claim(call: RouteCall) -> Claimed:
     return models.ClaimedJobs([models.claimed_job(record) for record in records])
 
 
-ORIGINAL_WORKER = "/"
-"""Names of workers of the original protocol begin with it, and no others. Such a name proves a claim."""
-
-
 def check_worker(name: str) -> None:
     """Raise `Problem` if a worker gives itself a name of the original protocol."""
-    if name.startswith(ORIGINAL_WORKER):
-        raise invalid("a worker's name that begins with a slash", hint="give the worker another name")
+    if name.startswith("/") and "/" in name[1:]:
+        detail = "a worker's name of the form /TOKEN/NAME: it would prove a claim of the original protocol"
+        raise invalid(detail, hint="give the worker another name")
 
 
 def _original_worker(call: RouteCall, worker_id: str) -> str:
     """Return the name that the store keeps of a worker of the original protocol. It begins with the name of the access token, so
     that the id proves nothing under another token, nor for a job that was claimed otherwise."""
-    return f"{ORIGINAL_WORKER}{call.caller.name}/{worker_id}"
+    return f"/{call.caller.name}/{worker_id}"
 
 
 async def _reserve(call: RouteCall) -> list[JobRecord]:

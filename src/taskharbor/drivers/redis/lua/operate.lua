@@ -78,8 +78,8 @@ define('cancel_keys', {'allow-oom'}, function(keys, args)
   end)
 end)
 
--- Remove a damaged job, which cannot be loaded, and keep its bytes. Does nothing if other bytes are stored now. What names the job
--- in `ready` and `active` is removed when it is met.
+-- Remove a damaged job, which cannot be loaded, and keep its bytes. Does nothing if other bytes are stored now. What names the
+-- job in `ready` and `active` is removed when it is met.
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, 3 the hash for damaged jobs, 4 id, 5 its bytes, then its keys

@@ -190,7 +190,9 @@ async def many_queues_are_counted_pruned_and_watched(t: Twin) -> None:
     """Stats name all of them, retention holds in all, and a wait wakes for the last of the most that a call may name."""
     names = [f"q{n:04}" for n in range(QUEUES)]
     jobs = [t.job(queue=name) for name in names]
-    await t.driver.enqueue(jobs, now=t.now)
+    # A broker bounds the queues of one request.
+    for start in range(0, QUEUES, 100):
+        await t.driver.enqueue(jobs[start : start + 100], now=t.now)
     _same([stats.queue for stats in await t.observer.stats(now=t.now)], names)
     await t.driver.cancel([job.id for job in jobs], now=t.now)
     t.advance(40 * 86_400)
