@@ -266,6 +266,12 @@ class AsyncClient:
         with suppress(StopIteration):
             self._ending.__anext__().send(None)  # type: ignore[attr-defined]
 
+    def leave_to_parent(self, kept: list[object]) -> None:
+        """In a forked child: begin again with a new handle on the store. `kept` gets what belongs to the parent."""
+        kept += [self.driver, self._opening, self._ending, self._backend_clock]
+        self.driver, self._backend_clock = self.driver.clone(), None
+        self._opening = self._ending = None
+
     async def __aenter__(self) -> Self:
         return await self.open()
 
@@ -608,37 +614,52 @@ class Portal:
             raise
 
 
-_portal: tuple[int, Portal] | None = None
+_portal: Portal | None = None
 _lock = threading.Lock()
 _on_portal: weakref.WeakSet[AsyncClient] = weakref.WeakSet()
+_left_to_parent: list[object] = []
+"""What a forked child inherited. It shares the sockets with its parent, so it must neither use nor close nor collect them."""
+
+
+def _begin_anew() -> None:
+    """Give each client of a forked child a connection of its own. The thread of the portal does not survive a fork."""
+    global _lock, _portal
+    _left_to_parent.append(_portal)
+    _lock, _portal = threading.Lock(), None
+    for client in list(_on_portal):
+        client.leave_to_parent(_left_to_parent)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 @atexit.register
 def _close_at_exit() -> None:
     """Close what a short program left open. Connections of some backends complain at the end otherwise."""
-    if _portal is None or _portal[0] != os.getpid():
+    if _portal is None:
         return
 
     async def close() -> None:
         await asyncio.gather(*(client.close() for client in list(_on_portal)), return_exceptions=True)
 
     with suppress(Exception):  # The program is over, whatever the backend says.
-        _portal[1].begin(close()).result(_LAST_PATIENCE)
+        _portal.begin(close()).result(_LAST_PATIENCE)
 
 
 def _close_dropped(client: AsyncClient) -> None:
     """Close a client that nobody has any more, without waiting: this may run in any thread."""
-    if _portal is not None and _portal[0] == os.getpid():
-        _portal[1].begin(client.close())
+    if _portal is not None:
+        _portal.begin(client.close())
 
 
 def portal() -> Portal:
-    """Return the portal of this process. A forked child makes its own, because threads do not survive a fork."""
+    """Return the portal of this process."""
     global _portal
     with _lock:
-        if _portal is None or _portal[0] != os.getpid():
-            _portal = (os.getpid(), Portal())
-        return _portal[1]
+        if _portal is None:
+            _portal = Portal()
+        return _portal
 
 
 def _blocking(

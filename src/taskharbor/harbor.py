@@ -358,7 +358,7 @@ class Harbor:
         """Settings of queues, by `queue`. A worker applies them when it starts."""
         self.clock = clock
         self._lock = threading.Lock()
-        self._client: tuple[int, Client] | None = None
+        self._client: Client | None = None
         self._async_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]
         self._async_clients = weakref.WeakKeyDictionary()
         self.url = url
@@ -390,9 +390,9 @@ class Harbor:
     def client(self) -> Client:
         """Return the client for synchronous code. There is one per process, shared by all threads."""
         with self._lock:
-            if self._client is None or self._client[0] != os.getpid():
-                self._client = (os.getpid(), self._connected(self._client_types[0]))
-            return self._client[1]
+            if self._client is None:
+                self._client = self._connected(self._client_types[0])
+            return self._client
 
     def async_client(self) -> AsyncClient:
         """Return the client for the running event loop. There is one per loop, made on first use and closed with the loop."""
@@ -413,8 +413,8 @@ class Harbor:
         """Close the synchronous client's connection. The app can be used again afterwards."""
         with self._lock:
             held, self._client = self._client, None
-        if held is not None and held[0] == os.getpid():
-            held[1].close()
+        if held is not None:
+            held.close()
 
     def __enter__(self) -> typing.Self:
         return self

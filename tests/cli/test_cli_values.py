@@ -5,8 +5,11 @@ from __future__ import annotations
 import click
 import pytest
 
-from taskharbor.cli.options import duration, shown_url, store_file
+from taskharbor.cli.options import duration, store_file
 from taskharbor.cli.output import count_text, duration_text, relative_text
+from taskharbor.drivers.registry import connect
+from taskharbor.drivers.urls import shown_url
+from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import SECOND
 
 
@@ -39,7 +42,21 @@ def test_count_text_is_short() -> None:
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("postgres://me:secret@db:5432/x?y=1", "postgres://me:***@db:5432/x?y=1"),
+        ("postgres://me:secret@db:5432/x?poll=1", "postgres://me:***@db:5432/x?poll=1"),
+        (
+            "postgres://me:p%40ss@a:1,b:2/x?options=-c%20a=b&passfile=/f",
+            "postgres://me:***@a:1,b:2/x?options=***&passfile=***",
+        ),
+        ("postgres://me:s/e@c@db/x?sslpassword=p&p%61ssword=p", "postgres://me:***@db/x?sslpassword=***&***"),
+        ("redis://:s?e@db", "redis://:***@db"),
+        ("redis://db?s=e", "redis://db?s=***"),
+        ("postgresql:/me:secret@db", "postgresql:***@db"),
+        (
+            "redis+sentinel://u:p@a,b/s/0?sentinel_user=u&sentinel_password=p&db=1",
+            "redis+sentinel://u:***@a,b/s/0?sentinel_user=***&sentinel_password=***&db=1",
+        ),
+        ("s3://b/p?session_token=t&endpoint=http://k:s@h", "s3://b/p?session_token=***&endpoint=***"),
+        ("az://b?endpoint=http://h&sas_key=%3Fsv=1", "az://b?endpoint=http://h&sas_key=***"),
         ("sqlite:///jobs.db", "sqlite:///jobs.db"),
         ("file:///a@b/c?sync=off", "file:///a@b/c?sync=off"),
         ("https://t0ken@a:1,b:2", "https://***@a:1,b:2"),
@@ -49,6 +66,25 @@ def test_count_text_is_short() -> None:
 )
 def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
     assert shown_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            f"{scheme}://me:hush@host/x?{{=hush"
+            for scheme in ("sqlite", "memory", "s3", "redis", "http", "no")
+        ),
+        "redis://host?hush@",
+        "postgresql:/me:hush@host",
+        "postgresql://me:hush@hush@host/x",
+        "redis://me:hush?hush@host",
+    ],
+)
+def test_an_error_about_a_url_holds_no_secret(url: str) -> None:
+    with pytest.raises(TaskHarborError) as error:
+        connect(url)
+    assert "hush" not in str(error.value)
 
 
 def test_store_file() -> None:

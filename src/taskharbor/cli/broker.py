@@ -20,6 +20,7 @@ from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import banner
 from taskharbor.drivers.registry import connect
+from taskharbor.drivers.urls import shown_url
 from taskharbor.errors import InvalidRequest, MissingExtra
 from taskharbor.jobs import to_micros
 
@@ -123,7 +124,7 @@ def broker(settings: Invocation, /, **options: Any) -> None:
                 with suppress(NotImplementedError, RuntimeError, ValueError):
                     loop.add_signal_handler(number, stop, number)
             # Without options, which may hold keys.
-            log.info("serving %s at %s", opt.shown_url(url).partition("?")[0], bound)
+            log.info("serving %s at %s", shown_url(url).partition("?")[0], bound)
             parts = [f"broker at {address}", *(["one of several leads"] if candidacy is not None else [])]
             banner(options["log_format"], parts, f"{address}/openapi.json says what it takes; ")
 

@@ -21,11 +21,12 @@ import msgspec
 
 import taskharbor
 from taskharbor.cli.errors import FAILED
-from taskharbor.cli.options import Invocation, command, flag, shown_url, store_file
+from taskharbor.cli.options import Invocation, command, flag, store_file
 from taskharbor.cli.output import answer, duration_text, emit, plain, plural
 from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers
+from taskharbor.drivers.urls import shown_url
 from taskharbor.errors import Forbidden, InvalidRequest, TaskHarborError
 from taskharbor.jobs import SECOND, JobState, Micros
 from taskharbor.requests import new_id

@@ -26,6 +26,7 @@ from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Show, answer, emit, plural, progress
 from taskharbor.client import CHUNK, Client, chunks, portal
 from taskharbor.drivers.operations import Enqueue
+from taskharbor.drivers.urls import shown_url
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest, field_error
 from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
@@ -288,7 +289,7 @@ def enqueue_lines(
     if (bad := lines.bad) is not None:
         said = f"{bad}; {plural(accepted, 'job')} before it accepted"
         words = ["-" if one == lines.name else one.replace(f"={lines.name}", "=-") for one in settings.argv]
-        again = shlex.join(opt.shown_url(one) if "://" in one else one for one in words)
+        again = shlex.join(shown_url(one) if "://" in one else one for one in words)
         rest = f"tail -n +{bad.number} {shlex.quote(lines.name)}"
         hint = f"mend it, then go on from there: {rest} | taskharbor {again}"
         raise BadInput(said, hint=hint, line=bad.number, accepted=accepted)

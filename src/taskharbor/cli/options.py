@@ -22,6 +22,7 @@ from click.core import ParameterSource
 from taskharbor.cli.app_loading import apps_nearby, load_app
 from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.client import Client
+from taskharbor.drivers.urls import shown_url
 from taskharbor.harbor import DEFAULT_URL, Harbor
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -318,8 +319,6 @@ def chosen_options(options: dict[str, Any]) -> dict[str, Any]:
 
 # -- the store ------------------------------------------------------------------------------------------------
 
-_SECRET = re.compile("pass|secret|token|key|credential|sig", re.IGNORECASE)
-
 
 def open_client(settings: Invocation, *, creating: bool = False) -> closing[Client]:
     """A client for the time of a command. Only commands that add something may make a new database file. They get the app's
@@ -353,19 +352,3 @@ def store_file(url: str) -> Path | None:
     if scheme != "sqlite" or not rest.startswith("/"):
         return None
     return Path(unquote(rest[1:].partition("?")[0]))
-
-
-def shown_url(url: str) -> str:
-    """Return the URL without passwords, tokens and keys."""
-    base, question, query = url.partition("?")
-    scheme, separator, rest = base.partition("://")
-    authority, slash, path = rest.partition("/")
-    account, at, place = authority.rpartition("@")
-    user, colon, _ = account.partition(":")
-    if at and (colon or scheme in ("http", "https")):
-        account = f"{user}:***" if colon else "***"
-    options = [
-        f"{option.partition('=')[0]}=***" if _SECRET.search(option.partition("=")[0]) else option
-        for option in query.split("&")
-    ]
-    return f"{scheme}{separator}{account}{at}{place}{slash}{path}{question}{'&'.join(options)}"

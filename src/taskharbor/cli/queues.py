@@ -21,6 +21,7 @@ from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, cell, count_text
 from taskharbor.client import Client
 from taskharbor.drivers.records import JobFilter, QueueSettings, QueueStats
+from taskharbor.drivers.urls import shown_url
 from taskharbor.jobs import SECOND, JobState, Micros
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def _watch(settings: Invocation, looks: Iterator[Look]) -> None:
             if before is not None and now > before[0]:
                 pace = f"{(ended - before[1]) * SECOND / (now - before[0]):.0f} jobs/s  "
             before = now, ended
-            line = f"{opt.shown_url(settings.url)}  {time.strftime('%H:%M:%S')}  {pace}Ctrl-C ends this"
+            line = f"{shown_url(settings.url)}  {time.strftime('%H:%M:%S')}  {pace}Ctrl-C ends this"
             live.update(Group(cell(line, "bright_black"), view(taken, late, now, screen)), refresh=True)
 
 

@@ -20,6 +20,7 @@ from taskharbor.drivers.contract import Capabilities, Driver, Woken
 from taskharbor.drivers.engine import inspect, schema_migrations
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
 from taskharbor.drivers.engine.tables import Transaction
+from taskharbor.drivers.urls import shown_url
 from taskharbor.drivers.waiting import Look, Notifications, wait
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Micros
@@ -95,7 +96,7 @@ class MemoryDriver(Driver):
         scheme, _, name = url.partition("://")
         if scheme != "memory" or not _NAME.fullmatch(name):
             raise InvalidRequest(
-                f"{url!r} is not a memory URL: write memory:// or memory://name "
+                f"{shown_url(url)!r} is not a memory URL: write memory:// or memory://name "
                 "(letters, digits, '_', '.', '-'); it takes no options"
             )
         if not name:

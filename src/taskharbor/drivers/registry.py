@@ -8,6 +8,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.urls import shown_url
 from taskharbor.errors import InvalidRequest, MissingExtra, UnknownDriver
 
 GROUP = "taskharbor.drivers"
@@ -34,7 +35,9 @@ def connect(url: str) -> Driver:
     """
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
-        raise InvalidRequest(f"{url!r} is not a driver URL: write it like sqlite:///jobs.db or memory://")
+        raise InvalidRequest(
+            f"{shown_url(url)!r} is not a driver URL: write it like sqlite:///jobs.db or memory://"
+        )
     known = installed_drivers()
     point = known.get(scheme)
     if point is None:

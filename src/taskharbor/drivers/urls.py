@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from taskharbor.errors import InvalidRequest
 
 Reader: TypeAlias = Callable[[str, str], object]
 """A function of the name and text of an option that returns its value. Raises InvalidRequest, without quoting a secret."""
+
+_HARMLESS = re.compile(
+    "allow_http|application_name|base_url|(busy_|connect_|pool_|wait_)?timeout|ca|db(name)?|durability|endpoint|eviction|host|"
+    "merge|migrate|notify|poll|pool_size|port|prefix|prepare|region|schema|segment_(bytes|rows)|shards|skip_signature|sslmode|"
+    "sslrootcert|sync|target_session_attrs|tls_(ca|cert|verify)|use_(azure_cli|emulator)|virtual_hosted_style_request|"
+    "wait_(aof|replicas)"
+)
+_ACCOUNT = re.compile(r"([^?]*|[^=]*)@")
+"""What is before the host. A password in it may hold a / or ? that should have been written as %xx."""
+
+
+def shown_url(url: str) -> str:
+    """Return the URL without secrets, for messages: no password or token before the host, and of the options only the values of
+    those that are known to be harmless."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    account = None if rest.startswith("/") else _ACCOUNT.match(rest)
+    shown, rest = ("", rest) if account is None else (account[0], rest[account.end() :])
+    user, colon, _ = shown.partition(":")
+    if colon or (shown and scheme in ("http", "https")):
+        shown = f"{user}:***@" if colon else "***@"
+    place, question, query = rest.partition("?")
+    return f"{scheme}{separator}{shown}{place}{question}{'&'.join(map(_shown_option, query.split('&')))}"
+
+
+def _shown_option(option: str) -> str:
+    name, equals, value = option.partition("=")
+    if _HARMLESS.fullmatch(name) and "@" not in unquote(value):
+        return option
+    return f"{name}=***" if equals and name.isidentifier() else "***" if option else ""
 
 
 def read_options(query: str, readers: Mapping[str, Reader], kind: str) -> dict[str, object]:
@@ -18,7 +48,9 @@ def read_options(query: str, readers: Mapping[str, Reader], kind: str) -> dict[s
     for name, text in parse_qsl(query, keep_blank_values=True):
         read = readers.get(name)
         if read is None:
-            raise InvalidRequest(f"unknown option {name!r} in the {kind} URL: there are {', '.join(readers)}")
+            # If a ? in a password was not escaped, the name is a part of it.
+            shown, known = name if name.isidentifier() else "***", ", ".join(readers)
+            raise InvalidRequest(f"unknown option {shown!r} in the {kind} URL: there are {known}")
         found[name] = read(name, text)
     return found
 

@@ -229,7 +229,7 @@ class LocalFiles(Blobs):
             missing.append(folder)
             folder = folder.parent
         for made in reversed(missing):
-            made.mkdir(exist_ok=True)
+            made.mkdir(0o700, exist_ok=True)
             self._sync_folder(made.parent)
 
     def _sync_folder(self, folder: Path) -> None:

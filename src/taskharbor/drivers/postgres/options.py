@@ -82,9 +82,11 @@ def parse_url(url: str) -> PostgresOptions:
             others.append((name, value))
     try:
         given = conninfo.conninfo_to_dict(f"postgresql://{address}?{urlencode(others, quote_via=quote)}")
+        if "@" in str(given.get("host")):
+            raise psycopg.ProgrammingError("a part of the password was taken for the host")
     except psycopg.ProgrammingError:
         # The library's message would quote the URL, and with it the password.
-        names = ", ".join(name for name, _ in others) or "none"
+        names = ", ".join(name for name, _ in others if name.isidentifier()) or "none"
         raise InvalidRequest(
             f"the PostgreSQL URL cannot be understood (options given: {names}); {_HOW}, special characters as %xx; "
             f"TaskHarbor's own options are {', '.join(_OWN)}"

@@ -5,7 +5,10 @@ Parsing a URL does no I/O, so a wrong option is found before any work.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
@@ -15,7 +18,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from taskharbor.drivers.engine import schema_migrations
-from taskharbor.drivers.urls import Reader, choice, read_options, seconds
+from taskharbor.drivers.urls import Reader, choice, read_options, seconds, shown_url
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 
 MINIMUM_VERSION = (3, 38, 0)
@@ -49,15 +52,15 @@ class SQLiteOptions(msgspec.Struct, frozen=True, kw_only=True):
 def parse_url(url: str) -> SQLiteOptions:
     scheme, separator, rest = url.partition("://")
     if scheme != "sqlite" or not separator:
-        raise InvalidRequest(f"{url!r} is not an SQLite URL: {_HOW}")
+        raise InvalidRequest(f"{shown_url(url)!r} is not an SQLite URL: {_HOW}")
     location, _, query = rest.partition("?")
     if not location.startswith("/"):
-        raise InvalidRequest(f"{url!r} names a host; an SQLite store is a local file: {_HOW}")
+        raise InvalidRequest(f"{shown_url(url)!r} names a host; an SQLite store is a local file: {_HOW}")
     name = unquote(location[1:])
     if name in ("", ":memory:"):
-        raise InvalidRequest(f"{url!r} names no file: {_HOW}; for a store in memory use memory://")
+        raise InvalidRequest(f"{shown_url(url)!r} names no file: {_HOW}; for a store in memory use memory://")
     if "\0" in name or name.endswith("/"):
-        raise InvalidRequest(f"{url!r} does not name a file: {_HOW}")
+        raise InvalidRequest(f"{shown_url(url)!r} does not name a file: {_HOW}")
     readers: dict[str, Reader] = {
         "durability": choice("full", "normal"),
         "busy_timeout": partial(seconds, least=0),
@@ -74,6 +77,8 @@ def open_connection(options: SQLiteOptions, *, writing: bool) -> Connection:
     path = options.path
     if not path.parent.is_dir():
         raise BackendUnavailable(f"{path}: the folder {path.parent} does not exist; create it first")
+    if writing and not path.exists():
+        _make_private(path)
     connection: Connection | None = None
     try:
         connection = sqlite3.connect(
@@ -101,6 +106,15 @@ def open_connection(options: SQLiteOptions, *, writing: bool) -> Connection:
             connection.close()
         raise translated(error, path) from None
     return connection
+
+
+def _make_private(path: Path) -> None:
+    """Make the file so that only its owner can read it; SQLite gives the files beside it the same mode. What fails here fails
+    again in SQLite, which says why."""
+    with suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        # A link, because closing a descriptor of a database would drop the locks that this process holds on it.
+        (file := Path(folder, "new")).touch(0o600)
+        os.link(file, path)
 
 
 def translated(error: Exception, path: Path) -> Exception:

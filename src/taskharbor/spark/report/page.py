@@ -5,7 +5,8 @@ The templates escape every value that they write. `visible` replaces control cha
 
 from __future__ import annotations
 
-import os
+import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -31,9 +32,14 @@ def write_page(data: ReportData, path: str | Path) -> Path:
     """Replace the page in one step, so that a reader sees the old page or the new one and never a part."""
     target = Path(path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    # It has a name that nobody can foresee, and only its owner can read it: the page shows errors and names of jobs.
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    unfinished = Path(name)
     try:
-        unfinished.write_text(render(data), "utf-8")
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(render(data))
+        if target.exists():
+            shutil.copymode(target, unfinished)
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
