@@ -16,7 +16,6 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote
 
 import click
-import msgspec
 from click.core import ParameterSource
 
 from taskharbor.cli.app_loading import apps_nearby, load_app
@@ -24,6 +23,7 @@ from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.client import Client
 from taskharbor.drivers.urls import shown_url
 from taskharbor.harbor import DEFAULT_URL, Harbor
+from taskharbor.printable import printable, printable_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -158,8 +158,7 @@ class Invocation:
         # A worker's parent has said so for its children.
         if value not in (None, chosen) and "--supervised" not in self.argv:
             text = f"{variable}={shown_url(value)} is not used: {why}"
-            note = msgspec.json.encode({"note": text}).decode() if self.json else f"note: {text}"
-            click.echo(note, err=True)
+            click.echo(printable_json({"note": text}) if self.json else printable(f"note: {text}"), err=True)
 
 
 def together(*options: Callable[..., Any]) -> Callable[[F], F]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Conflict, Data, Unclear, Version, retry_delays
+from taskharbor.drivers.urls import shown_text
 from taskharbor.errors import BackendUnavailable, InvalidRequest, MissingExtra, TaskHarborError
 from taskharbor.jobs import Micros, to_micros
 
@@ -175,4 +176,4 @@ class ObstoreBlobs(Blobs):
 
 def _words(error: Exception) -> str:
     """The store's own, short: what follows is a dump of the request."""
-    return " ".join(str(error).partition("Debug source")[0].split())[:300]
+    return shown_text(" ".join(str(error).partition("Debug source")[0].split()))[:300]
