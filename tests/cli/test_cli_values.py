@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 import pytest
 
+from taskharbor import Client
 from taskharbor.cli.options import duration, store_file
 from taskharbor.cli.output import count_text, duration_text, relative_text
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.urls import shown_text, shown_url
-from taskharbor.errors import TaskHarborError
+from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import SECOND
 
 
@@ -104,6 +105,16 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
 def test_an_error_about_a_url_holds_no_secret(url: str) -> None:
     with pytest.raises(TaskHarborError) as error:
         connect(url)
+    assert "hush" not in str(error.value)
+
+
+def test_an_error_of_an_object_store_holds_no_secret() -> None:
+    client = Client(
+        "s3://b?endpoint=http://me:hush@127.0.0.1:1&allow_http=on&region=r&access_key_id=a&secret_access_key=hush"
+    )
+    with pytest.raises(BackendUnavailable) as error:
+        client.stats()
+    assert "http" in str(error.value)
     assert "hush" not in str(error.value)
 
 

@@ -40,7 +40,7 @@ def test_the_mode_of_an_existing_database_stays(tmp_path: Path) -> None:
 
 
 def test_a_report_is_its_owners_until_they_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = pytest.importorskip("taskharbor.spark.report.page")
+    page = pytest.importorskip("taskharbor.spark.report.page", exc_type=ImportError)
     monkeypatch.setattr(page, "render", lambda data: "a page")
     modes = []
     for change in (None, 0o644):
