@@ -135,7 +135,7 @@ class Invocation:
         if (chosen := self.given_url or own) is None:
             return self.environment_url or DEFAULT_URL
         winner = "another store is given" if self.given_url else f"the app {self.app} has a store of its own"
-        self._report_loser("TASKHARBOR_URL", self.environment_url, chosen, winner)
+        self._report_loser("TASKHARBOR_URL", self.environment_url, chosen, winner, shown_url)
         return self.given_url
 
     @property
@@ -154,10 +154,12 @@ class Invocation:
             harbor.use(url)
         return harbor
 
-    def _report_loser(self, variable: str, value: str | None, chosen: object, why: str) -> None:
+    def _report_loser(
+        self, variable: str, value: str | None, chosen: object, why: str, show: Callable[[str], str] = str
+    ) -> None:
         # A worker's parent has said so for its children.
-        if value not in (None, chosen) and "--supervised" not in self.argv:
-            text = f"{variable}={shown_url(value)} is not used: {why}"
+        if value is not None and value != chosen and "--supervised" not in self.argv:
+            text = f"{variable}={show(value)} is not used: {why}"
             click.echo(printable_json({"note": text}) if self.json else printable(f"note: {text}"), err=True)
 
 
