@@ -95,6 +95,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
         "postgresql://me:hush@hush@host/x",
         "redis://me:hush?hush@host",
         "http://a/hush@host:x",
+        "postgresql://me:a/hush@host/x",
         "host=h password=hush",
         "u:hush@h",
         "u:hush@h?x=://",
