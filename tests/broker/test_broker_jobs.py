@@ -239,6 +239,20 @@ def test_the_attempt_log_is_read_from_a_cursor(client: Client) -> None:
     assert client.ok("GET", f"/v1/jobs/{job_id}/attempts")["attempts"] == [row]
 
 
+@pytest.mark.parametrize("max_attempts", [2, 3])
+@pytest.mark.parametrize("end", ["complete", "fail"])
+def test_a_failure_may_be_repeated_and_a_retry_only_if_it_was_the_last(
+    client: Client, end: str, max_attempts: int
+) -> None:
+    job = client.held(max_attempts=max_attempts)
+    client.act(job, end, **({"retryable": False} if end == "fail" else {}))
+    job["token"] = "nonsense"
+    assert client.act(job, "fail")["applied"] == "fail"
+    answer = client.post(f"/v1/jobs/{job['id']}/retry", {"token": "nonsense", "error": "x"})
+    is_last = end == "fail" and max_attempts == 2
+    assert answer.status == 200 if is_last else answer.refusal == (409, "job_not_inflight")
+
+
 def test_an_operator_requeues_cancels_and_purges(client: Client) -> None:
     job = client.held()
     job_id = job["id"]

@@ -20,7 +20,7 @@ import taskharbor.broker.tokens as tokens
 from broker.broker_client import Answer, Client, Direct, Unwell
 from broker.broker_loops import PATIENCE, rounds_until, wait_until, waiting_claim
 from needing import Certificate
-from taskharbor.broker import server
+from taskharbor.broker import calls, server
 from taskharbor.broker.admission import host_names, is_known_host
 from taskharbor.broker.quotas import Rates
 from taskharbor.broker.routes import ROUTES
@@ -246,7 +246,17 @@ def test_a_page_of_the_brokers_own_may(url: str, client: Client) -> None:
 def test_a_body_that_a_foreign_page_could_send_unasked_is_refused(client: Client, kind: str) -> None:
     answer = client.ask("POST", "/v1/jobs", data=b'{"type":"t"}', Content_Type=kind)
     assert answer.refusal == (415, "unsupported_media_type")
-    assert client.ask("POST", "/v1/jobs/x/cancel", data=b"{}", Content_Type=kind).status == 415
+    for data in (b"{}", b""):
+        assert client.ask("POST", "/v1/jobs/x/cancel", data=data, Content_Type=kind).status == 415
+
+
+def test_settings_make_no_more_new_queues_than_jobs_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "NEW_QUEUES_AT_ONCE", 1)
+    monkeypatch.setattr(calls, "NEW_QUEUES_PER_SECOND", 1e-6)
+    with running_broker("memory://") as url, Client(url) as client:
+        answers = [client.ask("PATCH", f"/v1/queues/{name}", {"create": True}) for name in "aab"]
+        assert [one.status for one in answers] == [200, 200, 429]
+        assert [one["queue"] for one in client.ok("GET", "/v1/stats")["queues"]] == ["a"]
 
 
 def test_every_answer_forbids_guessing_and_keeping(client: Client) -> None:

@@ -132,7 +132,7 @@ def test_lines_for_people(work: Any) -> None:
     (line,) = [line for line in text.splitlines() if "speaks" in line]
     assert "info    shop.mail: on_thread speaks  [on_thread " in line
     assert line.endswith(" attempt 1]")
-    assert "will be retried after attempt 1 of 2: ValueError: on_thread failed\\x1b[31m\nTraceback" in text
+    assert "will be retried after attempt 1 of 2: ValueError: on_thread failed\\x1b[31m\n  Traceback" in text
     assert "\x1b" not in text
     short = work("--no-tracebacks", types=("on_thread",))
     assert "ValueError: on_thread failed" in short
@@ -142,5 +142,5 @@ def test_lines_for_people(work: Any) -> None:
 def test_rows_of_a_batch_that_fail_together_show_one_traceback(work: Any) -> None:
     pytest.importorskip("pyarrow")
     text = work("--log-level", "debug", types=("batch",) * 3)
-    assert text.count("all of them failed\nTraceback") == 1
+    assert text.count("all of them failed\n  Traceback") == 1
     assert text.count("batch starts with 3 jobs") == text.count("batch ended with 3 jobs after") == 1

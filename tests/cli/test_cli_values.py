@@ -9,7 +9,7 @@ from taskharbor import Client
 from taskharbor.cli.options import duration, store_file
 from taskharbor.cli.output import count_text, duration_text, relative_text
 from taskharbor.drivers.registry import connect
-from taskharbor.drivers.urls import shown_url
+from taskharbor.drivers.urls import shown_text, shown_url
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import SECOND
 
@@ -43,25 +43,39 @@ def test_count_text_is_short() -> None:
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("postgres://me:secret@db:5432/x?poll=1", "postgres://me:***@db:5432/x?poll=1"),
+        ("postgres://me:secret@db:5432/x?poll=1", "postgres://***@db:5432/x?poll=1"),
         (
             "postgres://me:p%40ss@a:1,b:2/x?options=-c%20a=b&passfile=/f",
-            "postgres://me:***@a:1,b:2/x?options=***&passfile=***",
+            "postgres://***@a:1,b:2/x?options=***&passfile=***",
         ),
-        ("postgres://me:s/e@c@db/x?sslpassword=p&p%61ssword=p", "postgres://me:***@db/x?sslpassword=***&***"),
-        ("redis://:s?e@db", "redis://:***@db"),
+        ("postgres://me:s/e@c@db/x?sslpassword=p&p%61ssword=p", "postgres://***@db/x?sslpassword=***&***"),
+        ("redis://:s?e@db", "redis://***"),
         ("redis://db?s=e", "redis://db?s=***"),
-        ("postgresql:/me:secret@db", "postgresql:***@db"),
+        ("postgresql:/me:secret@db", "postgresql***"),
         (
             "redis+sentinel://u:p@a,b/s/0?sentinel_user=u&sentinel_password=p&db=1",
-            "redis+sentinel://u:***@a,b/s/0?sentinel_user=***&sentinel_password=***&db=1",
+            "redis+sentinel://***@a,b/s/0?sentinel_user=***&sentinel_password=***&db=1",
         ),
-        ("s3://b/p?session_token=t&endpoint=http://k:s@h", "s3://b/p?session_token=***&endpoint=***"),
+        ("s3://b/p?session_token=t&endpoint=http://k:s@h", "s3://***"),
         ("az://b?endpoint=http://h&sas_key=%3Fsv=1", "az://b?endpoint=http://h&sas_key=***"),
         ("sqlite:///jobs.db", "sqlite:///jobs.db"),
         ("file:///a@b/c?sync=off", "file:///a@b/c?sync=off"),
         ("https://t0ken@a:1,b:2", "https://***@a:1,b:2"),
-        ("postgresql://u@h/x?password=p&schema=s", "postgresql://u@h/x?password=***&schema=s"),
+        ("postgresql://u@h/x?password=p&schema=s", "postgresql://***@h/x?password=***&schema=s"),
+        ("s3://b?endpoint=http%3A//k:s%40h&region=x", "s3://b?endpoint=***&region=x"),
+        ("s3://b?endpoint=http://h?sig=s&poll=1", "s3://b?endpoint=***&poll=1"),
+        ("gs://b?base_url=http://u:s@h&service_account=s", "gs://***"),
+        ("gs://b?service_account=s", "gs://b?service_account=***"),
+        ("redis://u:a/s@127.0.0.1:1", "redis://***@127.0.0.1:1"),
+        ("redis://u:a?s=b@h", "redis://***"),
+        ("http://a/s@h", "http://***@h"),
+        ("sqlite://u:s@h/x.db", "sqlite://***@h/x.db"),
+        ("host=h password=s", "***"),
+        ("u:s@h", "u***"),
+        ("s@h://x", "***"),
+        ("postgres//u:s@h/d", "postgres***"),
+        ("s3:/b:s@h", "s3***"),
+        ("jobs.db", "jobs.db"),
         ("s3://b/p?access_key_id=A&secret_access_key=S", "s3://b/p?access_key_id=***&secret_access_key=***"),
     ],
 )
@@ -80,6 +94,13 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
         "postgresql:/me:hush@host",
         "postgresql://me:hush@hush@host/x",
         "redis://me:hush?hush@host",
+        "http://a/hush@host:x",
+        "postgresql://me:a/hush@host/x",
+        "host=h password=hush",
+        "u:hush@h",
+        "u:hush@h?x=://",
+        "postgres//u:hush@h/d",
+        "s3:/b:hush@h",
     ],
 )
 def test_an_error_about_a_url_holds_no_secret(url: str) -> None:
@@ -102,3 +123,8 @@ def test_store_file() -> None:
     assert str(store_file("sqlite:///a%20b.db?durability=normal")) == "a b.db"
     assert str(store_file("sqlite:////abs/x.db")) == "/abs/x.db"
     assert store_file("memory://x") is None
+
+
+def test_an_error_of_another_program_is_shown_without_secrets() -> None:
+    text = "Error performing POST http://u:h'ush@127.0.0.1:9/b?sig=hush: refused (http://hush@h)"
+    assert shown_text(text) == "Error performing POST http://***@127.0.0.1:9/b?sig=*** refused (http://***@h)"

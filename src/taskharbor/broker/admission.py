@@ -27,7 +27,8 @@ from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import Caller, find_caller
 from taskharbor.drivers.operations import Scope as TokenScope
 from taskharbor.errors import BackendUnavailable, TaskHarborError
-from taskharbor.worker.logs import ManyLines
+from taskharbor.printable import printable
+from taskharbor.worker.logs import log_trace
 
 log = logging.getLogger("taskharbor.broker")
 access = logging.getLogger("taskharbor.broker.access")
@@ -125,10 +126,12 @@ class BrokerApp:
             pass
         except Exception as error:
             # Only kind and place: a message may repeat values of the request.
-            trace = ManyLines("".join(traceback.format_tb(error.__traceback__)))
-            kind, path = type(error).__name__, _printable(scope["path"])
+            trace = "".join(traceback.format_tb(error.__traceback__))
+            kind, said = type(error).__name__, "%s in %s %s"
             if self._may_log():
-                log.error("%s in %s %s\n%s", kind, scope["method"], path, trace)
+                log_trace(
+                    log, logging.ERROR, said, kind, scope["method"], printable(scope["path"]), trace=trace
+                )
             await exchange.give(self._problem(error))
         finally:
             exchange.release()
@@ -215,16 +218,12 @@ class BrokerApp:
         access.info(
             "%s %s%s %s %.1f ms %s",
             scope["method"],
-            _printable(scope["path"]),
-            f"?{_printable('&'.join(name for name, _ in query))}" if query else "",
+            printable(scope["path"]),
+            f"?{printable('&'.join(name for name, _ in query))}" if query else "",
             status or "gone",
             seconds * 1000,
             caller.name if caller else "-",
         )
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else repr(text)
 
 
 # -- hosts: whether a request means this broker, and whether a foreign page sent it -------------------------

@@ -71,6 +71,8 @@ class Calls:
         return await self._run(caller, call)
 
     async def _run(self, caller: Caller, call: op.Operation[Any]) -> Any:
+        if isinstance(call, op.Configure):
+            self._check_new_queues(caller, {call.queue})
         if isinstance(call, op.Enqueue):
             self._check_new_queues(caller, {record.queue for record in call.records})
             for queue in {record.queue for record in call.records if len(record.payload) > _LARGE}:

@@ -291,10 +291,13 @@ def _change_of(
     if record is None:
         return JobNotFound(job_id)
     attempts, failure = record.attempts + 1, _failure(asked.error)
-    is_wanted = isinstance(asked, models.RetryRequest) or asked.retryable
-    has_ended = record.state in (JobState.DONE, JobState.DEAD)
-    if not is_wanted or has_ended or record.spent + 1 >= record.max_attempts:
-        # A repeated failure of a job that has ended is no error.
+    ends = record.spent + 1 >= record.max_attempts
+    if isinstance(asked, models.RetryRequest):
+        # A repeated retry that used up the last attempt is no error. Any other of a job that has ended is one.
+        ends = ends and record.state is not JobState.DONE
+    else:
+        ends = ends or not asked.retryable or record.state in (JobState.DONE, JobState.DEAD)
+    if ends:
         return Fail(job_id, token, attempts, failure)
     run_at = _when(asked, now) if isinstance(asked, models.RetryRequest) else None
     if run_at is None:

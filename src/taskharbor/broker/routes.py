@@ -156,10 +156,11 @@ def endpoint_of(route: Route, service: Service, replays: Replays) -> Endpoint:
         data = b""
         if route.bodies:
             data = await request.body()
-            if not data and route.is_body_optional:
-                data = b"{}"
-            else:
+            # Without a body too: a form that a web page sends always names a type.
+            if data or not route.is_body_optional or "content-type" in request.headers:
                 checked_media_type(request, JSON)
+            if route.is_body_optional:
+                data = data or b"{}"
             call.body = data if decode is None else decoded(decode, data)
         elif request.headers.get("content-length", "0") != "0":
             raise invalid("this path takes no body")

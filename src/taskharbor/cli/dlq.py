@@ -14,7 +14,7 @@ from taskharbor.cli import options as opt
 from taskharbor.cli.errors import FAILED, BadInput, CommandFailed, say_error
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, select, types_option
 from taskharbor.cli.options import Invocation, flag, option
-from taskharbor.cli.output import answer, duration_text, emit
+from taskharbor.cli.output import answer, duration_text, emit, say
 from taskharbor.client import chunks
 from taskharbor.errors import JobError
 from taskharbor.jobs import JobState, to_datetime, to_micros
@@ -124,7 +124,7 @@ def requeue(
         if dry_run:
             found = client.get_many(ids) if ids else Listing(client, select(states=DEAD, **selected))
             dead = [job.id for job in found if job is not None and job.state is JobState.DEAD]
-            answer(settings, {"dead": dead}, "\n".join([*dead, f"{len(dead)} would be requeued"]))
+            answer(settings, {"dead": dead}, *dead, f"{len(dead)} would be requeued")
             return 0
         send = partial(client.requeue_many, run_at=run_at, keep_counts=keep_counts)
         if ids:
@@ -138,7 +138,7 @@ def requeue(
     kept = [one for one in results if isinstance(one, JobError)]
     requeued = len(results) - len(kept)
     for one in () if settings.json else kept[:10]:
-        click.echo(f"kept: {one}", err=True)
+        say(f"kept: {one}", err=True)
     document = {"requeued": requeued, "kept": [batch_item(one.job_id, one) for one in kept]}
     answer(settings, document, f"{requeued} requeued" + (f", {len(kept)} kept" if kept else ""))
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -22,7 +23,7 @@ import msgspec
 import taskharbor
 from taskharbor.cli.errors import FAILED
 from taskharbor.cli.options import Invocation, command, flag, store_file
-from taskharbor.cli.output import answer, duration_text, emit, plain, plural
+from taskharbor.cli.output import answer, duration_text, emit, plural, say
 from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers
@@ -59,9 +60,9 @@ def doctor(settings: Invocation, repair: bool) -> int:
     else:
         for check in checks:
             click.secho(f"{check.verdict:<5}", fg=_COLOURS[check.verdict], nl=False)
-            click.echo(f"{check.name:<11} {plain(check.found)}")
+            say(f"{check.name:<11} {check.found}")
             if check.advice:
-                click.echo(f"{'':<16} -> {check.advice}")
+                say(f"{'':<16} -> {check.advice}")
     return FAILED if failed else 0
 
 
@@ -126,7 +127,7 @@ def _warning_if(advice: str, name: str, found: str) -> Check:
 def _file(file: Path) -> Check:
     path, folder = file.absolute(), file.absolute().parent
     if not folder.is_dir():
-        return Check("folder", "fail", f"{folder} does not exist", f"mkdir -p {folder}")
+        return Check("folder", "fail", f"{folder} does not exist", f"mkdir -p {shlex.quote(str(folder))}")
     if not os.access(folder, os.W_OK | os.X_OK):
         advice = "SQLite writes files beside the database"
         return Check("folder", "fail", f"{folder} is not writable for this user", advice)
@@ -166,7 +167,7 @@ async def _backend(driver: Driver) -> AsyncIterator[Check]:
     yield Check("queues", "ok", f"{plural(len(stats), 'queue')}, {told}")
     paused = [one.queue for one in stats if one.settings.paused]
     if paused:
-        yield Check("paused", "warn", ", ".join(paused), f"taskharbor queues resume {' '.join(paused)}")
+        yield Check("paused", "warn", ", ".join(paused), f"taskharbor queues resume {shlex.join(paused)}")
 
 
 async def _write(driver: Driver) -> Check:
@@ -214,4 +215,4 @@ def migrate(settings: Invocation, dry_run: bool) -> None:
     finally:
         call(driver.close())
     lines = [f"{'would apply' if dry_run else 'applied'} {step}" for step in steps]
-    answer(settings, {"steps": steps, "dry_run": dry_run}, "\n".join(lines) or "up to date")
+    answer(settings, {"steps": steps, "dry_run": dry_run}, *(lines or ["up to date"]))

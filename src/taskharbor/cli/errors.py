@@ -14,7 +14,6 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from taskharbor.broker.models import error_code
 from taskharbor.errors import (
@@ -28,6 +27,7 @@ from taskharbor.errors import (
     TaskHarborError,
     ThreadsLost,
 )
+from taskharbor.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from taskharbor.cli.options import Invocation
@@ -79,12 +79,12 @@ def report(error: BaseException, settings: Invocation) -> int:
     if settings.json:
         advice = {"hint": hint} if hint else {}
         document = {"error": {"code": problem.kind, "detail": message, **advice}, **problem.details}
-        click.echo(msgspec.json.encode(document).decode(), err=True)
+        click.echo(printable_json(document), err=True)
         return problem.code
     say_error(message)
     if hint:
         click.secho("hint: ", fg="cyan", nl=False, err=True)
-        click.echo(hint, err=True)
+        click.echo(printable(hint), err=True)
     return problem.code
 
 
@@ -115,4 +115,4 @@ def _problem_of(error: BaseException, settings: Invocation) -> CommandFailed:
 def say_error(message: str) -> None:
     """An error message on stderr."""
     click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-    click.echo(message, err=True)
+    click.echo(printable(message), err=True)

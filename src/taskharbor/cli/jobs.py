@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.records import JobFilter
 from taskharbor.errors import CodecError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome, to_datetime
+from taskharbor.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -107,7 +109,7 @@ class Listing:
             if settings.json:
                 out.emit({"cursor": self.cursor})
             else:
-                click.echo(f"more: --cursor {self.cursor}, or --all", err=True)
+                out.say(f"more: --cursor {shlex.quote(self.cursor)}, or --all", err=True)
 
 
 def _columns(now: Micros, selection: JobFilter) -> list[Column]:
@@ -256,20 +258,20 @@ def _show_value(screen: Console, label: str, codec: str, data: bytes, full: bool
     if not full and len(text) > SHOWN_CHARACTERS:
         cut = len(text) - SHOWN_CHARACTERS
         text = f"{text[:SHOWN_CHARACTERS]}\n... {cut} more characters: --full shows them"
-    _show_section(screen, f"{label} ({codec}, {len(data)} bytes)", out.plain(text), "cyan")
+    _show_section(screen, f"{label} ({codec}, {len(data)} bytes)", printable(text, "\n"), "cyan")
 
 
 def _show_error(screen: Console, job: JobRecord, now: Micros, full: bool) -> None:
     assert job.last_error is not None
-    first, *trace = out.plain(job.last_error).splitlines()
+    first, *trace = printable(job.last_error, "\n\t").split("\n")
     when = f"  {out.relative_text(job.failed_at_us, now)}" if job.failed_at_us is not None else ""
     over = "" if job.state is not JobState.DONE else "  (an earlier try; the job is done)"
     _show_section(screen, f"last error{when}{over}", first, "red")
     if not full and len(trace) > SHOWN_TRACE_LINES:
         cut = len(trace) - SHOWN_TRACE_LINES
-        trace = [f"  ... {cut} lines left out: --full shows them", *trace[-SHOWN_TRACE_LINES:]]
+        trace = [f"... {cut} lines left out: --full shows them", *trace[-SHOWN_TRACE_LINES:]]
     for line in trace:
-        screen.print(line, style="bright_black", soft_wrap=True)
+        screen.print(f"  {line}", style="bright_black", soft_wrap=True)
 
 
 def _show_section(screen: Console, heading: str, text: str, style: str) -> None:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote
 
 import click
-import msgspec
 from click.core import ParameterSource
 
 from taskharbor.cli.app_loading import apps_nearby, load_app
@@ -24,6 +23,7 @@ from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.client import Client
 from taskharbor.drivers.urls import shown_url
 from taskharbor.harbor import DEFAULT_URL, Harbor
+from taskharbor.printable import printable, printable_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -135,7 +135,7 @@ class Invocation:
         if (chosen := self.given_url or own) is None:
             return self.environment_url or DEFAULT_URL
         winner = "another store is given" if self.given_url else f"the app {self.app} has a store of its own"
-        self._report_loser("TASKHARBOR_URL", self.environment_url, chosen, winner)
+        self._report_loser("TASKHARBOR_URL", self.environment_url, chosen, winner, shown_url)
         return self.given_url
 
     @property
@@ -154,12 +154,13 @@ class Invocation:
             harbor.use(url)
         return harbor
 
-    def _report_loser(self, variable: str, value: str | None, chosen: object, why: str) -> None:
+    def _report_loser(
+        self, variable: str, value: str | None, chosen: object, why: str, show: Callable[[str], str] = str
+    ) -> None:
         # A worker's parent has said so for its children.
-        if value not in (None, chosen) and "--supervised" not in self.argv:
-            text = f"{variable}={shown_url(value)} is not used: {why}"
-            note = msgspec.json.encode({"note": text}).decode() if self.json else f"note: {text}"
-            click.echo(note, err=True)
+        if value is not None and value != chosen and "--supervised" not in self.argv:
+            text = f"{variable}={show(value)} is not used: {why}"
+            click.echo(printable_json({"note": text}) if self.json else printable(f"note: {text}"), err=True)
 
 
 def together(*options: Callable[..., Any]) -> Callable[[F], F]:

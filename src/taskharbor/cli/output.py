@@ -21,6 +21,7 @@ import msgspec
 import taskharbor
 from taskharbor.cli.options import Invocation
 from taskharbor.jobs import SECOND, JobState, Micros
+from taskharbor.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,21 +48,29 @@ STATES = {
 
 def emit(document: Any, *, err: bool = False) -> None:
     """One JSON document on one line, of stderr if it is about an error."""
-    click.echo(msgspec.json.encode(document).decode(), err=err)
+    click.echo(printable_json(document), err=err)
 
 
-def answer(settings: Invocation, document: Any, text: str) -> None:
-    """The document with --json, the text otherwise."""
+def say(*lines: str, err: bool = False) -> None:
+    """Lines of text. No name in one of them begins another."""
+    for line in lines:
+        click.echo(printable(line), err=err)
+
+
+def answer(settings: Invocation, document: Any, *lines: str) -> None:
+    """The document with --json, the lines otherwise."""
     if settings.json:
         emit(document)
     else:
-        click.echo(text)
+        say(*lines)
 
 
 def banner(log_format: str, parts: Iterable[str], advice: str = "") -> None:
     """Two lines for somebody who starts a server on a terminal."""
     if sys.stderr.isatty() and log_format != "json":
-        click.secho(" · ".join([f"TaskHarbor {taskharbor.__version__}", *parts]), fg="cyan", err=True)
+        click.secho(
+            " · ".join([f"TaskHarbor {taskharbor.__version__}", *map(printable, parts)]), fg="cyan", err=True
+        )
         click.secho(f"pid {os.getpid()}; {advice}Ctrl-C stops gracefully", dim=True, err=True)
 
 
@@ -74,19 +83,11 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=stream, width=wide, highlight=False, markup=False, emoji=False)
 
 
-def plain(text: str) -> str:
-    """Stored text as it may be shown: control characters (escape sequences above all) made visible."""
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else f"\\x{ord(character):02x}"
-        for character in text
-    )
-
-
 def cell(text: str, style: str = "") -> Text:
     """Stored text for one line of a table."""
     from rich.text import Text
 
-    return Text(plain(text).replace("\n", " "), style=style)
+    return Text(printable(text.replace("\n", " ")), style=style)
 
 
 def state_cell(state: JobState) -> Text:
@@ -186,7 +187,7 @@ def progress(settings: Invocation, *, every: float = 0.0, on_terminal_only: bool
         subject = text.partition(":")[0]
         if not (settings.json or on_terminal_only or subject == last or time.monotonic() < due):
             last, due = subject, time.monotonic() + every
-            click.echo(subject, err=True)
+            say(subject, err=True)
 
     yield echo
 

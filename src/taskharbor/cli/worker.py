@@ -23,6 +23,7 @@ from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.harbor import Harbor
+from taskharbor.printable import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -279,7 +280,9 @@ def spark_worker(settings: Invocation, /, references: tuple[str, ...], **options
 
     def started(run: str, workers: int) -> None:
         if not settings.json:
-            click.secho(f"run {run}: {workers} workers; Ctrl-C stops gracefully", fg="cyan", err=True)
+            click.secho(
+                f"run {printable(run)}: {workers} workers; Ctrl-C stops gracefully", fg="cyan", err=True
+            )
 
     put_current_folder_first()
     confs = opt.parse_pairs(options["confs"], "--conf", "spark.executor.memory=1g")

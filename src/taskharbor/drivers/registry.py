@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -34,7 +35,7 @@ def connect(url: str) -> Driver:
         InvalidRequest: An option of the URL is wrong.
     """
     scheme, separator, _ = url.partition("://")
-    if not separator or not scheme:
+    if not separator or not re.fullmatch(r"[\w+.-]+", scheme):
         raise InvalidRequest(
             f"{shown_url(url)!r} is not a driver URL: write it like sqlite:///jobs.db or memory://"
         )

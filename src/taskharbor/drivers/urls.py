@@ -18,26 +18,34 @@ _HARMLESS = re.compile(
     "sslrootcert|sync|target_session_attrs|tls_(ca|cert|verify)|use_(azure_cli|emulator)|virtual_hosted_style_request|"
     "wait_(aof|replicas)"
 )
-_ACCOUNT = re.compile(r"([^?]*|[^=]*)@")
-"""What is before the host. A password in it may hold a / or ? that should have been written as %xx."""
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]*(?=:|/|$)")
+_URL = re.compile(r"[A-Za-z][\w+.-]*://\S+")
 
 
 def shown_url(url: str) -> str:
-    """Return the URL without secrets, for messages: no password or token before the host, and of the options only the values of
-    those that are known to be harmless."""
-    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    account = None if rest.startswith("/") else _ACCOUNT.match(rest)
-    shown, rest = ("", rest) if account is None else (account[0], rest[account.end() :])
-    user, colon, _ = shown.partition(":")
-    if colon or (shown and scheme in ("http", "https")):
-        shown = f"{user}:***@" if colon else "***@"
-    place, question, query = rest.partition("?")
-    return f"{scheme}{separator}{shown}{place}{question}{'&'.join(map(_shown_option, query.split('&')))}"
+    """Return the URL without secrets, for messages: nothing of what is before an @, and of the options only the values of those
+    that are known to be harmless. Of a text that is no URL only what looks like a scheme is left."""
+    scheme = match[0] if (match := _SCHEME.match(url)) else ""
+    rest = url[len(scheme) :]
+    if not scheme or not rest.startswith("://"):
+        return f"{scheme}***" if rest else scheme
+    place, question, query = rest[3:].partition("?")
+    # A password may hold a / or ? that should have been written as %xx, so it can be in any place before an @.
+    if "@" in query:
+        return f"{scheme}://***"
+    if not place.startswith("/") and "@" in place:
+        place = f"***@{place.rpartition('@')[2]}"
+    return f"{scheme}://{place}{question}{'&'.join(map(_shown_option, query.split('&')))}"
+
+
+def shown_text(text: str) -> str:
+    """Return a text of another program, with the URLs in it shown without secrets."""
+    return _URL.sub(lambda found: shown_url(found[0]), text)
 
 
 def _shown_option(option: str) -> str:
     name, equals, value = option.partition("=")
-    if _HARMLESS.fullmatch(name) and "@" not in unquote(value):
+    if _HARMLESS.fullmatch(name) and not {"@", "?"} & {*unquote(value)}:
         return option
     return f"{name}=***" if equals and name.isidentifier() else "***" if option else ""
 

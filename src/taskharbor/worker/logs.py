@@ -16,9 +16,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO, TypeAlias
 
-import msgspec
-
 from taskharbor.middleware import Call, Job, Raised, current_job
+from taskharbor.printable import printable, printable_json
 from taskharbor.worker.decide import describe
 
 LogFormat: TypeAlias = Literal["text", "json"]
@@ -37,14 +36,6 @@ _COLOURS = {
     logging.ERROR: "\x1b[31m",
     logging.CRITICAL: "\x1b[31;1m",
 }
-_CONTROLS = {number: f"\\x{number:02x}" for number in (*range(9), *range(11, 32), *range(127, 160))}
-_ALL_CONTROLS = _CONTROLS | {9: "\\t", 10: "\\n", 0x2028: "\\u2028", 0x2029: "\\u2029"}
-_JSON_CONTROLS = {number: f"\\u{number:04x}" for number in (*range(127, 160), 0x2028, 0x2029)}
-"""Control characters that JSON allows in a text."""
-
-
-class ManyLines(str):
-    """A text of several lines in a message. Line breaks in other texts are escaped, so that no name begins a line of its own."""
 
 
 class JobFields(logging.Filter):
@@ -65,14 +56,9 @@ class _Formatter(logging.Formatter):
         self._tracebacks = tracebacks
 
     def _message(self, record: logging.LogRecord) -> str:
-        """The message. Names in a message of this package come from jobs and requests, so they are escaped."""
-        given = record.args
-        if isinstance(given, tuple) and record.name.startswith("taskharbor."):
-            try:
-                return str(record.msg) % tuple(map(_escaped, given))
-            except (TypeError, ValueError):
-                pass
-        return record.getMessage()
+        """The message. Names in a message of this package come from jobs and requests, so no part of it begins a line."""
+        text = record.getMessage()
+        return printable(text) if record.name.startswith("taskharbor.") else text
 
     def _traceback(self, record: logging.LogRecord) -> str:
         if not self._tracebacks:
@@ -91,11 +77,10 @@ class TextFormatter(_Formatter):
         is_own = name != record.name
         if not is_own and (job_id := record.__dict__.get("job_id")):
             job = f"  [{record.__dict__.get('job_type')} {job_id} attempt {record.__dict__.get('attempt')}]"
-            line += job.translate(_ALL_CONTROLS)
+            line += printable(job)
         if trace := self._traceback(record).rstrip():
-            line += f"\n{trace}"
-        if is_own:
-            line = line.translate(_CONTROLS)  # The text of an error must not steer the terminal.
+            # The text of an error may have lines that look like others of the log.
+            line += ("\n" + printable(trace, "\n\t")).replace("\n", "\n  ")
         colour = _COLOURS.get(record.levelno, "") if self._colour else ""
         return f"{colour}{line}\x1b[0m" if colour else line
 
@@ -120,13 +105,22 @@ class JSONFormatter(_Formatter):
             document["error_message"] = str(record.exc_info[1])
         if trace := self._traceback(record):
             document["traceback"] = trace
-        return msgspec.json.encode(document).decode().translate(_JSON_CONTROLS)
+        return printable_json(document)
 
 
-def _escaped(value: Any) -> Any:
-    if type(value) is str or isinstance(value, Exception):
-        return str(value).translate(_ALL_CONTROLS)
-    return value
+def log_trace(
+    log: logging.Logger,
+    level: int,
+    text: str,
+    *values: object,
+    trace: str,
+    extra: dict[str, object] | None = None,
+) -> None:
+    """Log a message with a traceback that is text: its exception is in another process, or its message may not be shown."""
+    if log.isEnabledFor(level):
+        record = log.makeRecord(log.name, level, __file__, 0, text, values, None, extra=extra)
+        record.exc_text = trace
+        log.handle(record)
 
 
 def set_up_logs(

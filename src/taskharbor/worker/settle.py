@@ -17,6 +17,7 @@ from taskharbor.drivers.contract import Ack, Discard, Fail, Release, RetryAt, Se
 from taskharbor.errors import JobError, LeaseMismatch
 from taskharbor.jobs import MAX_TRIES, Failure, Outcome
 from taskharbor.worker.fetch import Assignment, BackendLoop, CallRefused
+from taskharbor.worker.logs import log_trace
 from taskharbor.worker.run import Hold
 
 log = logging.getLogger("taskharbor.worker")
@@ -163,17 +164,19 @@ def _log_failure(hold: Hold, settlement: RetryAt | Fail, *, with_traceback: bool
     level, what = logging.WARNING, "will be retried"
     if outcome is not Outcome.RETRIED:
         level, what = logging.ERROR, "is dead"
-    if not log.isEnabledFor(level):
-        return
     attempt = settlement.attempts + job.stalls
     reason = error.text.partition("\n")[0]
-    text = f"{job.type} {job.id} {what} after attempt {attempt} of {job.max_attempts}: {reason}"
-    fields = {"job_id": job.id, "job_type": job.type, "queue": job.queue, "attempt": attempt}
+    fields: dict[str, object] = {
+        "job_id": job.id,
+        "job_type": job.type,
+        "queue": job.queue,
+        "attempt": attempt,
+    }
     fields |= {"outcome": str(outcome), "error_type": error.type, "error_message": error.message}
-    record = log.makeRecord(log.name, level, __file__, 0, text, (), None, extra=fields)
-    if with_traceback:
-        record.exc_text = error.detail  # The exception itself may have come from another process.
-    log.handle(record)
+    said = job.type, job.id, what, attempt, job.max_attempts, reason
+    # The exception itself may have come from another process.
+    trace = (error.detail or "") if with_traceback else ""
+    log_trace(log, level, "%s %s %s after attempt %d of %d: %s", *said, trace=trace, extra=fields)
 
 
 _OUTCOMES: dict[type[Settlement | None], Outcome] = {

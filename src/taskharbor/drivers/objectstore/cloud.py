@@ -7,13 +7,13 @@ compare-and-swap object, which knows its commit ids, can tell. Reads are repeate
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Conflict, Data, Unclear, Version, retry_delays
+from taskharbor.drivers.urls import shown_text
 from taskharbor.errors import BackendUnavailable, InvalidRequest, MissingExtra, TaskHarborError
 from taskharbor.jobs import Micros, to_micros
 
@@ -176,6 +176,4 @@ class ObstoreBlobs(Blobs):
 
 def _words(error: Exception) -> str:
     """The store's own, short: what follows is a dump of the request."""
-    # It quotes the URL that it asked: an endpoint may have a password, and a signature is in the query.
-    text = re.sub(r"(://)[^/\s]*@|\?[^\s)]*", r"\1", str(error).partition("Debug source")[0])
-    return " ".join(text.split())[:300]
+    return shown_text(" ".join(str(error).partition("Debug source")[0].split()))[:300]

@@ -82,8 +82,8 @@ def parse_url(url: str) -> PostgresOptions:
             others.append((name, value))
     try:
         given = conninfo.conninfo_to_dict(f"postgresql://{address}?{urlencode(others, quote_via=quote)}")
-        if "@" in str(given.get("host")):
-            raise psycopg.ProgrammingError("a part of the password was taken for the host")
+        if "@" in str(given.get("host")) or "@" in address.partition("/")[2]:
+            raise psycopg.ProgrammingError("a part of the password was taken for the host or the database")
     except psycopg.ProgrammingError:
         # The library's message would quote the URL, and with it the password.
         names = ", ".join(name for name, _ in others if name.isidentifier()) or "none"

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 
 from taskharbor.bulk.store import open_store
 from taskharbor.bulk.tables import QUEUES, Part, Selection
+from taskharbor.drivers.urls import shown_url
 from taskharbor.errors import InvalidRequest
 from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable, RunRecord, Table
 from taskharbor.lake.files import FACTS, File, read_files, write_files, write_table
@@ -484,7 +485,9 @@ def source_name(url: str) -> str:
     """Return a name of a store without its secrets, the same from every folder."""
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise InvalidRequest(f"{url!r} is not the URL of a store: use for example sqlite:///jobs.db")
+        raise InvalidRequest(
+            f"{shown_url(url)!r} is not the URL of a store: use for example sqlite:///jobs.db"
+        )
     if scheme == "sqlite":
         return f"sqlite:///{Path(unquote(rest.removeprefix('/').partition('?')[0])).absolute()}"
     parts = urlsplit(url)
