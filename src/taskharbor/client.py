@@ -618,7 +618,7 @@ _portal: Portal | None = None
 _lock = threading.Lock()
 _on_portal: weakref.WeakSet[AsyncClient] = weakref.WeakSet()
 _left_to_parent: list[object] = []
-"""What a forked child inherited. It shares the sockets with its parent, so it must neither use nor close nor collect them."""
+"""Handles that a forked child inherited. Their sockets are the parent's too: it must neither use nor close nor collect them."""
 
 
 def _begin_anew() -> None:

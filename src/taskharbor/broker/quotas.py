@@ -33,7 +33,7 @@ class Rates:
 
 
 class Shares:
-    """What callers hold of a resource, by their names. There is a bound for all together and one for each."""
+    """Shares of a resource by the names of callers. There is a bound for all together and one for each."""
 
     def __init__(self, total: int, each: int) -> None:
         self._total = total

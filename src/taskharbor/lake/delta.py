@@ -44,7 +44,7 @@ class NoLake(InvalidRequest):
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
-    """What a commit of bronze says about its run. Commits that keep bronze in order repeat it."""
+    """The record of a run in a commit of bronze. Commits that keep bronze in order repeat it."""
 
     run: int = 0
     source: str = ""
@@ -88,7 +88,7 @@ class Table:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What its last commit says about the run."""
+        """The record of the run in its last commit."""
         # The newest commit, unless another engine has kept the table in order since.
         for limit in (1, None):
             for commit in [] if self.delta is None else self.delta.history(limit):

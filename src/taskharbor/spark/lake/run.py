@@ -231,7 +231,7 @@ class _Change(NamedTuple):
     added: Sequence[File] = ()
     removed: Sequence[File] = ()
     record: object = None
-    """What the commit says, if it is more than the run."""
+    """The record of the commit, if it is more than the run."""
 
 
 class _Derived:
