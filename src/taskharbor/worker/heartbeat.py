@@ -40,7 +40,7 @@ class HeartbeatLoop(BackendLoop):
                 # Sooner than usual: leases are running out meanwhile.
                 pause = min(interval, 0.2)
             if (stood := self._loop.time() - began) > longest:
-                # Whether the leases were lost meanwhile is for the backend to say: it is asked again first.
+                # The backend alone knows if the leases were lost meanwhile: it is asked again first.
                 log.warning(_STOOD, stood)
             else:
                 self._drop_expired()

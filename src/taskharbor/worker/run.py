@@ -122,7 +122,7 @@ class BufferedRunner(abc.ABC):
         self.in_process = frozenset(in_process)
         """The types whose handlers run in this process: a job of another type cannot take it down."""
         self.isolated: dict[str, tuple[Handler, Call]] = {}
-        """Those of them whose suspects run in a process of their own, with their chains. Suspects of the others run alone in this
+        """Handlers whose suspects run in a process of their own, with their chains. Suspects of the others run alone in this
         one."""
         self._codecs = codecs
         self._now = now

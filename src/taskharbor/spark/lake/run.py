@@ -386,7 +386,7 @@ class _Derived:
 
 
 class _Seen(msgspec.Struct):
-    """What a task saw of its rows, beside its files."""
+    """Facts about the rows of a task, beside its files."""
 
     dates: list[date] = []
     created: list[date] = []
@@ -458,7 +458,7 @@ def _plain(queues: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _settings(queues: Sequence[dict[str, Any]]) -> set[tuple[Any, ...]]:
-    """What an operator sets. Counts change all the time."""
+    """The settings of an operator. Counts change all the time."""
     return {
         tuple(row[name] for name in ("queue", "paused", "max_inflight", "failure_queue")) for row in queues
     }

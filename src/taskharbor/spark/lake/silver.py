@@ -36,7 +36,7 @@ BY_OUTCOME: tuple[str, ...] = tuple(outcome.value for outcome in Outcome)
 SUMS: tuple[str, ...] = ("executions", *BY_OUTCOME, "total_wait_us", "total_run_us")
 TERMINAL: tuple[str, ...] = tuple(sorted(state.value for state in TERMINAL_STATES))
 FINAL = (JobState.DONE.value, JobState.CANCELLED.value)
-"""What no job leaves. Their rows are written once, in a log that keeps the rules."""
+"""States that no job leaves. Their rows are written once, in a log that keeps the rules."""
 LIFE = ("source", "job_id", "created_at")
 """A life is what has one id and one created_at: an id that retention has freed may be given to another job later."""
 
