@@ -154,7 +154,7 @@ def _duckdb(log: Path) -> tuple[float, float]:
         connection.read_parquet(f"{log}/*.parquet").create_view("log")
         times = [time.perf_counter()]
         for name in ("pipeline_tables.sql", "pipeline_audit.sql"):
-            for statement in (_SQL / name).read_text("utf-8").split(";\n"):
+            for statement in filter(str.strip, (_SQL / name).read_text("utf-8").split(";\n")):
                 connection.execute(statement).fetchall()
             times.append(time.perf_counter())
     return times[1] - times[0], times[2] - times[1]
