@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -70,6 +72,17 @@ def test_doctor_repairs_a_store_with_a_damaged_job(run: Run, tmp_path: Path) -> 
     assert verdicts(run("doctor", "--json", "--repair").stdout)["repair"] == "warn"
     assert verdicts(run("doctor", "--json", "--repair").stdout)["repair"] == "ok"
     assert "DamagedJob" in run("dlq", "list", "--json").stdout
+
+
+@pytest.mark.parametrize("runs", [8, pytest.param(60, marks=pytest.mark.slow)])
+def test_doctor_on_s3_that_does_not_answer_ends_in_order(runs: int) -> None:
+    """A thread of the cloud library that is in Python when the interpreter ends aborts the process: three of eight did."""
+    url = "s3://b?endpoint=http://127.0.0.1:1&allow_http=on&region=r&access_key_id=a&secret_access_key=s"
+    command = [sys.executable, "-m", "taskharbor", "doctor", "--json", "--url", url]
+    for _ in range(runs):
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (ended.returncode, ended.stderr) == (1, "")
+        assert verdicts(ended.stdout)["backend"] == "fail"
 
 
 _NO = "appendfsync no: a power loss takes all that the operating system has yet to write"

@@ -7,9 +7,12 @@ compare-and-swap object, which knows its commit ids, can tell. Reads are repeate
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from traceback import walk_stack
 from typing import TYPE_CHECKING, TypeVar
 
 from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Conflict, Data, Unclear, Version, retry_delays
@@ -33,6 +36,9 @@ R = TypeVar("R")
 
 _RETRY_FOR = 15.0
 """Seconds after which nothing is tried again."""
+_LOOKS = 500
+_LOOK_AGAIN = 0.001
+"""Looks at obstore's threads when a store is closed, and the seconds between them."""
 _CLOCK = "clock"
 """An object that is written only to see by which time the store stamps it."""
 _MISSING = (exceptions.NotFoundError, FileNotFoundError)
@@ -126,6 +132,14 @@ class ObstoreBlobs(Blobs):
                 with suppress(*_MISSING):
                     await obstore.delete_async(self._store, name)
 
+    async def close(self) -> None:
+        # The answer is here before the thread that brought it has left Python. A thread that wants the interpreter back while
+        # it ends aborts the process.
+        for _ in range(_LOOKS):
+            if not _is_answering():
+                return
+            await asyncio.sleep(_LOOK_AGAIN)
+
     # -- what went wrong ----------------------------------------------------------------------------------
 
     async def _retried(self, what: str, call: Callable[[], Awaitable[R]]) -> R:
@@ -172,6 +186,15 @@ class ObstoreBlobs(Blobs):
             raise InvalidRequest(
                 f"{self.place}: there is no such bucket or container; make it first"
             ) from None
+
+
+def _is_answering() -> bool:
+    """Return True if a thread that Python did not start is giving an answer to an event loop."""
+    ours = {thread.ident for thread in threading.enumerate()}
+    foreign = (frame for thread, frame in sys._current_frames().items() if thread not in ours)
+    return any(
+        one.f_code.co_name == "call_soon_threadsafe" for frame in foreign for one, _ in walk_stack(frame)
+    )
 
 
 def _words(error: Exception) -> str:
