@@ -50,6 +50,25 @@ def sharded(blobs: HeldBlobs) -> Entered:
     return Entered(driver_on(blobs, shards=3, segment_rows=10, merge=2))
 
 
+# -- queues that are not there --------------------------------------------------------------------------
+
+
+async def test_queues_that_are_only_asked_for_take_no_memory(sharded: ObjectStoreDriver) -> None:
+    """Whoever may claim can name any number of queues."""
+    await sharded.enqueue(jobs_of(100), now=NOW)
+    waiting = asyncio.ensure_future(sharded.wait(["early"], now=NOW, timeout=30))
+    for number in range(200):
+        assert await claim(sharded, queue=f"q{number}") == []
+        assert not (await sharded.settings(f"s{number}")).paused
+    held = [shard for shard in sharded.store._shards.values() if shard.state._held is not None]
+    assert len(held) <= 2 * 64
+    assert {shard for shard in held if shard.queue == "q"} == {*sharded.store.shards_of("q")}
+    await sharded.enqueue(jobs_of(1, queue="early"), now=NOW)
+    assert (await waiting).woken
+    assert len(await claim(sharded, queue="early")) == 1
+    assert len(await claim(sharded, 100)) == 100
+
+
 # -- batches ----------------------------------------------------------------------------------------------
 
 

@@ -320,6 +320,11 @@ class CasObject(Generic[S]):
         self._deposed = False
         self._must_reload = True
 
+    def forget(self) -> None:
+        """Let go of the content. The next pass reads it again."""
+        if self._passes is None:
+            self._held = None
+
     async def close(self) -> None:
         """Answer the calls that have arrived, and accept no more."""
         self._closed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from msgspec.structs import astuple, replace
@@ -18,7 +19,7 @@ from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.engine import bulk, operate, reserve, settle
 from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
-from taskharbor.drivers.engine.repair import set_aside
+from taskharbor.drivers.engine.repair import REPAIRED, set_aside
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Segments
@@ -68,6 +69,8 @@ async def _by_id(store: Store, call: op.Operation[A]) -> A:
 
     async def ask(shard: Shard, at: list[int]) -> list[Any]:
         own, run = [items[one] for one in at], shard.change if call.changes else shard.look
+        if isinstance(call, REPAIRED):
+            run = partial(shard.change_mended, now=call.now)
         answers: list[Any] = await run(lambda transaction: function(transaction, own, *rest))
         lost = [answer.job_id for answer in answers if isinstance(answer, JobNotFound)]
         archived = await shard.archived(lost) if lost else {}
@@ -216,10 +219,11 @@ class ObjectStoreDriver(Driver):
 
         async def reserve_from(shard: Shard, limit: int) -> list[JobRecord]:
             place = shard.number, len(shards)
-            jobs = await shard.change(
+            jobs = await shard.change_mended(
                 lambda transaction: reserve.reserve(
                     transaction, call.queue, limit, call.lease_for, call.now, call.worker, call.types, place
                 ),
+                call.now,
                 is_claim=True,
             )
             self.store.note((job.id for job in jobs), shard)
@@ -252,7 +256,9 @@ class ObjectStoreDriver(Driver):
 
     async def _reclaim(self, call: op.Reclaim) -> int:
         def reclaim(shard: Shard, limit: int) -> Awaitable[int]:
-            return shard.change(lambda transaction: settle.reclaim(transaction, call.now, None, limit))
+            return shard.change_mended(
+                lambda transaction: settle.reclaim(transaction, call.now, None, limit), call.now
+            )
 
         return await self.store.change_each(call.queue, call.limit, reclaim)
 

@@ -10,7 +10,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from functools import partial
+from typing import TypeVar, cast
+from weakref import WeakValueDictionary
 from zlib import crc32
 
 import msgspec
@@ -18,6 +20,7 @@ import msgspec
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.engine import bulk, inspect, settle
 from taskharbor.drivers.engine import enqueue as engine
+from taskharbor.drivers.engine.repair import set_aside, with_repair
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.objectstore import archive
 from taskharbor.drivers.objectstore.archive import Segment, SegmentCache, Segments
@@ -39,6 +42,8 @@ _TRIES = 20
 """The most tries of a call that needs other segments than it has read. Other writers merge segments, but not all the time."""
 _DELIVER_AGAIN = 1.0
 """Seconds after which a failed delivery to a failure queue is repeated."""
+_UNMADE = 64
+"""The number of shards without an object from which on a handle forgets them: each takes 170 kB."""
 _KNOWN_JOBS = 100_000
 """The number of jobs whose shard a handle remembers."""
 _ALL = 2**31 - 1
@@ -92,6 +97,12 @@ class Shard:
             with suppress(*(TaskHarborError,) if is_claim else ()):
                 await asyncio.shield(self._start_delivery())
         return answer
+
+    async def change_mended(
+        self, step: Callable[[Transaction], R], now: Micros, *, is_claim: bool = False
+    ) -> R:
+        """Run `change` for a worker. If it fails on jobs that cannot be loaded, they are set aside, and it runs again."""
+        return cast("R", await with_repair(partial(self.change, is_claim=is_claim), step, now))
 
     async def look(self, step: Callable[[Transaction], R]) -> R:
         """Return the answer of a step that changes nothing."""
@@ -285,14 +296,18 @@ class Store:
         self.term: Term | None = None
         self.expires_by: Callable[[], Micros] | None = None
         """If set, leases that have expired by this clock end with every write."""
-        self._shards: dict[tuple[str, int], Shard] = {}
+        self._shards: WeakValueDictionary[tuple[str, int], Shard] = WeakValueDictionary()
+        """All shards that anybody uses."""
+        self._kept: set[Shard] = set()
+        """Shards that stay: those with an object, and some of those that were only asked for. Callers can name any queue."""
+        self._most_kept = _UNMADE
         self._homes: OrderedDict[str, Shard] = OrderedDict()
 
     async def close(self) -> None:
         # Jobs that are under way to failure queues end up in other shards, so those are closed after.
         await asyncio.gather(*(shard.finish() for shard in list(self._shards.values())))
-        await asyncio.gather(*(shard.finish() for shard in self._shards.values()))
-        await asyncio.gather(*(shard.state.close() for shard in self._shards.values()))
+        await asyncio.gather(*(shard.finish() for shard in list(self._shards.values())))
+        await asyncio.gather(*(shard.state.close() for shard in list(self._shards.values())))
         await self.catalog.object.close()
         await self.blobs.close()
 
@@ -306,18 +321,22 @@ class Store:
         it is never written."""
         self.term = term
         self.catalog.object.lead(term)
-        for shard in self._shards.values():
+        for shard in list(self._shards.values()):
             shard.state.lead(term)
 
     def compare_soon(self) -> None:
         """Read the objects once before the next answer from memory: others may have written to them."""
-        for shard in self._shards.values():
+        for shard in list(self._shards.values()):
             shard.state.must_compare()
 
     def end_expired(self, image: Image) -> None:
         if self.expires_by is not None:
             now = self.expires_by()
-            image.change(lambda transaction: settle.reclaim(transaction, now, None, _ALL))
+            try:
+                image.change(lambda transaction: settle.reclaim(transaction, now, None, _ALL))
+            except Exception:
+                # A lease that cannot be loaded must not stop all writes of the queue.
+                image.change(lambda transaction: set_aside(transaction, now))
 
     # -- shards -------------------------------------------------------------------------------------------
 
@@ -354,9 +373,16 @@ class Store:
             await self.catalog.add_queues(unknown)
 
     def _shard(self, queue: str, number: int) -> Shard:
-        if (queue, number) not in self._shards:
-            self._shards[queue, number] = Shard(self, queue, number)
-        return self._shards[queue, number]
+        shard = self._shards.get((queue, number))
+        if shard is None:
+            if len(self._kept) >= self._most_kept:
+                for unmade in [one for one in self._kept if not one.state.size]:
+                    unmade.state.forget()
+                    self._kept.discard(unmade)
+                self._most_kept = 2 * len(self._kept) + _UNMADE
+            shard = self._shards[queue, number] = Shard(self, queue, number)
+        self._kept.add(shard)
+        return shard
 
     async def change_each(
         self, queue: str | None, limit: int, step: Callable[[Shard, int], Awaitable[int]]
