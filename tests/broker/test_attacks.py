@@ -9,14 +9,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from msgspec import inspect
 
 from broker.broker_client import Answer, Client
 from broker.broker_loops import PATIENCE, wait_until
+from broker.test_fuzz import ALSO, CALLS, beyond, replaced
+from broker.test_fuzz_tokens import STORES
 from records import make_record
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers import broker_protocol as wire
@@ -33,6 +37,7 @@ SCOPES = {
     "producer": "produce",
     "worker": "work",
     "both": "produce,work",
+    "admin": "admin",
 }
 SECRETS = {name: f"{name}-secret-0123456789" for name in SCOPES}
 TOKENS = tuple(parse_token(f"{name}:{scopes}:{SECRETS[name]}") for name, scopes in SCOPES.items())
@@ -275,6 +280,23 @@ def connections_are_opened_and_left_open(on: Attacked) -> None:
     assert len(opened) == 1100
 
 
+def fields_have_values_at_their_bounds_and_beyond(on: Attacked) -> None:
+    """Every bounded field of every operation, sent by a caller who may do anything."""
+    pairs = 0
+    for name, right in CALLS.items():
+        kind = inspect.type_info(op.OPERATIONS[name])
+        refused = [(*pair, {422}) for pair in (*beyond(kind), *ALSO.get(name, []))]
+        allowed = [(*pair, {200, 404, 409, 413, 422}) for pair in beyond(kind, within=True)]
+        for place, value, statuses in (*refused, *allowed):
+            call = replaced(right | ({"now": on.now()} if "now" in right else {}), place, value)
+            body, path = msgspec.msgpack.encode(call), f"{wire.PATH}{name}"
+            answer = on.clients["admin"].ask("POST", path, None, body, Content_Type=wire.MSGPACK)
+            assert answer.status in statuses, (name, place, value, answer)
+            pairs += 1
+        assert on.clients["both"].submit()
+    assert pairs > 1000
+
+
 def connected(url: str, *, source: str = "127.0.0.1", buffer: int = 0) -> socket.socket:
     parts = urlsplit(url)
     connection = socket.socket()
@@ -300,15 +322,23 @@ ATTACKS: list[tuple[Attack, dict[str, Any]]] = [
     (bodies_come_and_do_not_end, {"max_held_bytes": 200_000}),
     (answers_are_asked_for_and_not_read, {"max_held_bytes": 4_000_000, "body_seconds": 0.2}),
     (connections_are_opened_and_left_open, {"max_per_address": 50}),
+    (fields_have_values_at_their_bounds_and_beyond, {"max_wait_seconds": 0.001}),
+]
+MOSTLY_SLOW = [
+    pytest.param(attack, config, store, id=f"{attack.__name__}-{store}", marks=marks)
+    for store, marks in (
+        ("memory", []),
+        *((store, [pytest.mark.slow]) for store in STORES if store != "memory"),
+    )
+    for attack, config in ATTACKS
 ]
 
 
-@pytest.mark.parametrize("store", ["memory://", pytest.param("sqlite:///{}/jobs.db", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("attack", "config"), ATTACKS, ids=[attack.__name__ for attack, _ in ATTACKS])
+@pytest.mark.parametrize(("attack", "config", "store"), MOSTLY_SLOW)
 def test_an_attack_harms_nobody_else(
-    attack: Attack, config: dict[str, Any], store: str, tmp_path: Any
+    attack: Attack, config: dict[str, Any], store: str, tmp_path: Path
 ) -> None:
     if "max_per_address" in config and sys.platform != "linux":
         pytest.skip("loopback has one address")
-    with attacked(store.format(tmp_path), **config) as on:
+    with attacked(STORES[store](tmp_path), **config) as on:
         attack(on)

@@ -304,33 +304,35 @@ async def test_every_value_in_every_place_of_every_call_is_refused_or_carried_ou
         await direct.app.service.long_polls.close()
 
 
-def beyond(kind: inspect.Type, way: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Every place whose type has bounds, with values that are beyond them."""
+def beyond(kind: inspect.Type, way: Place = (), *, within: bool = False) -> Iterator[tuple[Place, Any]]:
+    """Every place whose type has bounds, with values that are beyond them, or just `within`."""
     wrong: list[Any] = []
+    right: list[Any] = []
     match kind:
         case inspect.StructType():
             given = {field.name for field in given_fields(kind.cls)}
             for field in kind.fields:
                 if field.name in given and not kind.array_like:
-                    yield from beyond(field.type, (*way, field.encode_name))
+                    yield from beyond(field.type, (*way, field.encode_name), within=within)
         case inspect.ListType() | inspect.FrozenSetType():
             for number, one in enumerate(item_types(kind)):
-                yield from beyond(one, (*way, number))
+                yield from beyond(one, (*way, number), within=within)
         case inspect.UnionType():
             for one in kind.types:
-                yield from beyond(one, way)
+                yield from beyond(one, way, within=within)
         case inspect.StrType(pattern=str()):
             wrong = ["", "other", "staging/../x", 5]
         case inspect.StrType(max_length=int() as most):
             blank = ["", " ", "\t\n"] if kind.min_length else []
             wrong = [*blank, "\0", "a\0b", "x" * (most + 1), 5, b"q"]
+            right = ["x" * most, "\U0001f600" * most, "\u202e\r\n", "'; drop table jobs; --", "%s{0}*"]
         case inspect.BytesType(max_length=1_048_576 as most):
             wrong = [b"x" * (most + 1), "x", 5]
         case inspect.IntType(ge=int() as least, le=int() as most):
-            wrong = [least - 1, most + 1, 1.5, "1", True]
+            wrong, right = [least - 1, most + 1, 1.5, "1", True], [least, most]
         case inspect.FloatType() if kind.ge is not None and kind.le is not None:
             wrong = [kind.ge - 0.1, kind.le + 0.1, float("nan"), "1"]
-    yield from ((way, value) for value in wrong)
+    yield from ((way, value) for value in (right if within else wrong))
 
 
 ALSO: dict[str, list[tuple[Place, Any]]] = {
