@@ -13,22 +13,22 @@ from taskharbor.client import AsyncClient
 from taskharbor.drivers.contract import Driver
 
 
-def fill(url: str | Driver, count: int, types: int) -> None:
-    """Jobs spread over so many types."""
+def fill(url: str | Driver, count: int, types: int | str) -> None:
+    """Jobs spread over so many types, or of one type."""
     workload.harbor.use(url)
     names = workload.names(types)
     workload.harbor.client.enqueue_many(
-        JobRequest(type=names[n % types], payload={"n": n}) for n in range(count)
+        JobRequest(type=names[n % len(names)], payload={"n": n}) for n in range(count)
     )
     workload.harbor.close()
 
 
-def drain(answer: Connection, url: str, count: int, types: int) -> None:
+def drain(answer: Connection, url: str, count: int, types: int | str) -> None:
     """In a child."""
     answer.send(drain_here(url, count, types))
 
 
-def drain_here(url: str | Driver, count: int, types: int) -> float:
+def drain_here(url: str | Driver, count: int, types: int | str) -> float:
     """Jobs per second, from the first handler's start to the worker's end."""
     workload.harbor.use(url)
     workload.first_start = 0.0

@@ -31,7 +31,7 @@ def _drain_raw(answer: Connection, url: str) -> None:
         answer.send(raw_postgres.drain(connection))
 
 
-def _enqueue(url: str, count: int, types: int) -> None:
+def _enqueue(url: str, count: int, types: int | str) -> None:
     ours.fill(url, count, types)
     settle_down()
 
@@ -81,6 +81,21 @@ def drain_under_snapshot(count: int, rounds: int, types: int) -> Figure:
 
     mine, limit = alternate(rounds, ("somebody holds a snapshot", held), ("nobody does", clean), "jobs/s")
     return Figure(name=f"drain, held snapshot, {types} types", ours=mine, limit=limit, goal=0.8)
+
+
+def batches(count: int, rounds: int, single: str) -> Figure:
+    """Jobs of a batch handler against jobs that run one by one."""
+
+    def of(type: str) -> Callable[[], float]:
+        def measure() -> float:
+            with fresh_database() as url:
+                _enqueue(url, count, type)
+                return in_child(ours.drain, url, count, type)
+
+        return measure
+
+    mine, limit = alternate(rounds, ("batch_job", of("noop_in_batches")), (single, of(single)), "jobs/s")
+    return Figure(name=f"batches against {single}, PostgreSQL", ours=mine, limit=limit, goal=2)
 
 
 # -- enqueue ------------------------------------------------------------------------------------------------
@@ -188,6 +203,7 @@ def figures(quick: bool) -> list[Callable[[], Figure]]:
     return [
         *(partial(drain, count, rounds, types) for types in TYPES),
         *(partial(drain_under_snapshot, count, rounds, types) for types in TYPES),
+        *(partial(batches, count, rounds, single) for single in ("noop_on_thread", "noop")),
         lambda: bulk_enqueue(count, rounds),
         lambda: single_enqueue(500, rounds),
         lambda: pick_up(50 if quick else 200, rounds),

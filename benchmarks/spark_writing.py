@@ -1,7 +1,7 @@
 """DataFrame -> jobs on PostgreSQL, beside one COPY of the same payloads into a plain indexed table by one connection.
 
 Spark runs on this machine with all its cores, as does the server: they share them. Its start-up and the first write, which
-starts the Python workers and warms the JVM up, are stated apart.
+starts the Python workers and warms the JVM up, are stated apart. A write with idempotency keys is measured against one without.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ def _make_tables(url: str) -> None:
     portal().call(opened())
 
 
-def _write(spark: SparkSession, url: str, count: int) -> float:
+_KEY = "concat('order-', id) AS idempotency_key"
+
+
+def _write(spark: SparkSession, url: str, count: int, *more: str) -> float:
     """Jobs per second, from `save()` to the commit that publishes them."""
-    rows = spark.range(count).selectExpr("id AS n")
+    rows = spark.range(count).selectExpr("id AS n", *more)
     began = time.perf_counter()
     rows.write.format("taskharbor").option("url", url).option("type", "noop").mode("append").save()
     return count / (time.perf_counter() - began)
@@ -77,5 +80,26 @@ def dataframe_to_jobs(count: int, rounds: int) -> Figure:
     )
 
 
+def idempotency_keys(count: int, rounds: int) -> Figure:
+    spark = local_session("benchmarks")
+
+    def write(count: int, *more: str) -> float:
+        with fresh_database() as url:
+            _make_tables(url)
+            settle_down()
+            return _write(spark, url, count, *more)
+
+    write(10_000, _KEY)
+    sides = ("with keys", lambda: write(count, _KEY)), ("without", lambda: write(count))
+    mine, limit = alternate(rounds, *sides, "jobs/s")
+    spark.stop()
+    name, note = "DataFrame with idempotency keys to jobs", f"{count:,} rows in one write"
+    return Figure(name=name, ours=mine, limit=limit, goal=0.4, note=note)
+
+
 def figures(quick: bool) -> list[Callable[[], Figure]]:
-    return [lambda: dataframe_to_jobs(200_000 if quick else 1_000_000, 2 if quick else 3)]
+    rounds = 2 if quick else 3
+    return [
+        lambda: dataframe_to_jobs(200_000 if quick else 1_000_000, rounds),
+        lambda: idempotency_keys(200_000, rounds),
+    ]

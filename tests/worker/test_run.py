@@ -27,7 +27,7 @@ class Bench:
         self.runner = Runner(
             chains, concurrency=concurrency, codecs=codecs, now=lambda: 5 * SECOND, suspects=pool
         )
-        self.runner.finished = self.left.append
+        self.runner.finished = self.left.extend
 
     def feed(self, count: int, *, name: str = "j", suspects: bool = False) -> list[Hold]:
         records = [make_record(f"{name}{n}", now=0, type="t", token="k") for n in range(count)]

@@ -33,6 +33,8 @@ _OF_THE_JOB: dict[str, tuple[pa.DataType, Callable[[JobRecord], Any]]] = {
     "created_at": (_PLAIN[datetime], lambda record: record.created_at_us),
     "run_at": (_PLAIN[datetime], lambda record: record.run_at_us),
 }
+# The first array imports pandas, if it is there. That takes a third of a second, in which no job is to be leased.
+pa.array([None])
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 

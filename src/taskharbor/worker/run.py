@@ -113,8 +113,8 @@ class BufferedRunner(abc.ABC):
     Every other method than `call` runs on the handlers' loop; the counter may be read from anywhere.
     """
 
-    finished: Callable[[Hold], None]
-    """Takes every job that leaves. The settle loop sets it."""
+    finished: Callable[[Sequence[Hold]], None]
+    """Takes the jobs that leave. The settle loop sets it."""
 
     def __init__(
         self, *, codecs: CodecRegistry, now: Callable[[], Micros], in_process: Iterable[str] = ()
@@ -213,8 +213,7 @@ class BufferedRunner(abc.ABC):
     def _leave(self, holds: Sequence[Hold]) -> None:
         # Counted before any is let go: the fetch loop would otherwise lease a handful for the first few that left.
         self.completed += sum([hold.size for hold in holds])
-        for hold in holds:
-            self.finished(hold)
+        self.finished(holds)
 
 
 class Runner(BufferedRunner):
@@ -351,7 +350,7 @@ class Runner(BufferedRunner):
                 del self._waiting[hold]
                 hold.task = None
             self.completed += hold.size
-            self.finished(hold)
+            self.finished((hold,))
 
 
 @coroutine
@@ -464,7 +463,10 @@ class BatchRunner(BufferedRunner):
             # A failure is put in words once, not once per row.
             outcomes = [Raised(error if find_signal(error) else RemoteError(describe(error)))] * len(kept)
         for hold, outcome in zip(kept, outcomes, strict=True):
-            self._settle(hold, self._handler, outcome)
+            if outcome is None:
+                hold.settlement = Ack(hold.record.id, hold.token)
+            else:
+                self._settle(hold, self._handler, outcome)
 
     async def _returned(self, table: Any, batch: Batch) -> Any:
         timeouts = [record.timeout_us for record in batch.records if record.timeout_us]

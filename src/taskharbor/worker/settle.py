@@ -38,16 +38,16 @@ class SettleLoop(BackendLoop):
         self._last_failure: Failure | None = None
         """Rows of a batch that failed together share one failure: its traceback is logged once."""
 
-    def finished(self, hold: Hold) -> None:
-        """From the handlers' thread: an execution ended."""
-        self._finished.append(hold)
+    def finished(self, holds: Sequence[Hold]) -> None:
+        """From the handlers' thread: executions ended."""
+        self._finished.extend(holds)
         try:
             if self._asleep:
                 self._asleep = False
                 self._loop.call_soon_threadsafe(self._wake.set)
             self._made_room()
         except RuntimeError:  # The loop is closed.
-            log.debug("%s ended after its worker had", hold.record.id)
+            log.debug("%d jobs ended after their worker had", len(holds))
 
     async def run(self) -> None:
         while True:
