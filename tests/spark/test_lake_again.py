@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,16 +17,19 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
+from spark.clusters import program
 from spark.histories import OBJECTIVES, ROWS, Row, at, history, queues_frame, row
+from spark.stores import add, work_off
 from taskharbor.bulk.tables import ATTEMPTS
 from taskharbor.errors import InvalidRequest
 from taskharbor.lake.delta import NoLake
 from taskharbor.lake.tables import TABLES
 from taskharbor.lake.upkeep import compact, vacuum
 from taskharbor.spark.audit import audit_lake
-from taskharbor.spark.lake import Lake, gold, quality, read, reprocess, run_pipeline
+from taskharbor.spark.lake import Lake, gold, quality, read, reprocess, run_at_intervals, run_pipeline
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
 from taskharbor.spark.lake.run import RunSummary
+from taskharbor_testkit.servers.proxy import FaultProxy
 
 LOOSE = StructType([StructField(one.name, one.dataType) for one in ATTEMPT_COLUMNS])
 
@@ -172,3 +180,71 @@ def test_dates_that_cannot_be_computed_are_refused(spark: SparkSession, tmp_path
         reprocess(spark, Lake(tmp_path), date(2026, 3, 2), date(2026, 3, 1))
     with pytest.raises(NoLake, match="pipeline run"):
         reprocess(spark, Lake(tmp_path), date(2026, 3, 1), date(2026, 3, 2))
+
+
+# -- at intervals -------------------------------------------------------------------------------------------------
+
+
+def test_a_lake_that_is_fed_all_the_time_keeps_few_files(spark: SparkSession, tmp_path: Path) -> None:
+    lake, rows, told, stopping = Lake(tmp_path), history(7), list[RunSummary](), threading.Event()
+    cuts = iter(range(40, 200, 20))
+
+    def done(summary: RunSummary) -> None:
+        told.append(summary)
+        if len(told) == 8:
+            stopping.set()
+
+    run_at_intervals(
+        lake,
+        lambda: run(spark, lake, rows[: next(cuts)]),
+        timedelta(0),
+        stopping,
+        done=done,
+        log=pytest.fail,
+        keep_for=timedelta(0),
+        upkeep_every=4,
+    )
+    assert [one.rows_read for one in told] == [40] + [20] * 7
+    lake.snapshot()
+    for name in TABLES:
+        table = lake.table(name)
+        per_date = Counter(one.date for one in table.files())
+        assert max(per_date.values(), default=0) <= 2, name
+        # What is replaced is gone.
+        assert len(list(Path(lake.place.uri(name)).glob("**/*.parquet"))) == len(table.files()), name
+
+
+def test_the_commits_of_a_table_become_a_checkpoint(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    for number in range(1, 103):
+        lake.table("gold.workers").commit(number, ())
+    log = Path(lake.place.uri("gold.workers")) / "_delta_log"
+    assert (log / "_last_checkpoint").exists()
+    assert lake.table("gold.workers").run == 102
+
+
+@pytest.mark.timeout(300)
+def test_runs_at_intervals_ride_out_an_outage_and_end_at_a_signal(redis_url: str, tmp_path: Path) -> None:
+    with closing(FaultProxy.to(redis_url)) as proxy:
+        url = f"{proxy.url_for(redis_url)}&timeout=1&connect_timeout=1"
+        add(redis_url, 5)
+        work_off(redis_url)
+        words = ("pipeline", "run", "--url", url, "--lake", "lake", "--every", "200ms", "--json")
+        with program(sys.executable, "-m", "taskharbor", *words, folder=tmp_path) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert json.loads(process.stdout.readline())["rows_read"] == 5
+            proxy.refuse()
+            proxy.cut()
+            notes = (json.loads(line)["note"] for line in process.stderr if line.startswith("{"))
+            assert "tried again every 0.2 s" in next(notes)
+            add(redis_url, 7)
+            work_off(redis_url)
+            proxy.accept()
+            assert json.loads(process.stdout.readline())["rows_read"] == 7
+            process.send_signal(signal.SIGTERM)
+            assert "SIGTERM: it ends after this run" in next(notes), "one line for the whole outage"
+            assert process.wait(timeout=120) == 0
+    lake = Lake(tmp_path / "lake")
+    lake.snapshot()
+    assert lake.table("silver.attempts").rows == 12
