@@ -28,9 +28,10 @@ from benchmarks.peers.track import Track
 
 def _spark(quick: bool) -> list[Callable[[], Figure]]:
     """Imported when asked for: PySpark alone takes longer to import than some of the others run."""
-    from benchmarks import pipeline, spark_reading, spark_writing
+    from benchmarks import continuous, pipeline, spark_reading, spark_writing
 
-    return [*spark_reading.figures(quick), *spark_writing.figures(quick), *pipeline.figures(quick)]
+    modules = (spark_reading, spark_writing, pipeline, continuous)
+    return [figure for module in modules for figure in module.figures(quick)]
 
 
 def _http(quick: bool) -> list[Callable[[], Figure]]:

@@ -248,14 +248,16 @@ def test_what_is_missing_is_found(runs: Runs, tmp_path: Path, table: str) -> Non
     lake = copied(runs, tmp_path)
     folder = Path(lake.place.uri(table))
     (newest,) = sorted(folder.glob("_delta_log/*.json"))[-1:]
-    victim = next(folder.glob("**/*.parquet"))
-    kept = victim.read_bytes()
-    for damage in (victim.unlink, partial(victim.write_bytes, kept[:-1])):
-        damage()
-        with pytest.raises(LakeUnreadable, match=rf"1 files of {table} .* missing or damaged"):
-            lake.snapshot()
-    victim.write_bytes(kept)
-    lake.snapshot()
+    # A clean log leaves nothing in quarantine.
+    victim = next(folder.glob("**/*.parquet")) if table != "quarantine.attempts" else None
+    if victim is not None:
+        kept = victim.read_bytes()
+        for damage in (victim.unlink, partial(victim.write_bytes, kept[:-1])):
+            damage()
+            with pytest.raises(LakeUnreadable, match=rf"1 files of {table} .* missing or damaged"):
+                lake.snapshot()
+        victim.write_bytes(kept)
+        lake.snapshot()
     newest.unlink()
     with pytest.raises(LakeUnreadable, match=rf"without run 1, .*{table}"):
         lake.snapshot()

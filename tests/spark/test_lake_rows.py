@@ -61,7 +61,7 @@ def test_a_lifecycle_tells_a_job_s_life_and_is_the_same_in_one_piece_or_in_two(s
     dead = {"outcome": "dead", "error_type": "E", "error_message": "second"}
     requeued = row(3, job_id="a", **NO_LEASE, ended_at=7 * MINUTE, outcome="requeued", fence=2)
     attempts = silver(spark, [lease(1, 0, **failed), lease(2, 5, **dead), requeued, lease(4, 9)])
-    singles = single_attempts(attempts, run=1).cache()
+    singles = single_attempts(attempts, run=F.lit(1)).cache()
     whole = merged_lifecycles(singles).collect()
     first = merged_lifecycles(singles.where("last_seq <= 2"))
     assert whole == merged_lifecycles(first.unionByName(singles.where("last_seq > 2"))).collect()
@@ -84,7 +84,7 @@ def test_minutes_and_hours_count_what_happened_and_split_leases(spark: SparkSess
     lost = row(2, reserved_at=40, ended_at=59 * MINUTE, outcome="expired", state="dead")
     merged = row(3, **NO_LEASE, ended_at=120, outcome="merged")
     attempts = silver(spark, [long, lost, merged]).cache()
-    lifecycles = merged_lifecycles(single_attempts(attempts, run=7))
+    lifecycles = merged_lifecycles(single_attempts(attempts, run=F.lit(7)))
     cells = [gold.attempt_cells(attempts), gold.arrival_cells(lifecycles)]
     # In two runs, of which the second adds to the minutes of the first.
     minutes = gold.gold_minutes(cells[1:], gold.gold_minutes(cells[:1])).cache()

@@ -5,6 +5,7 @@
   2  bad input: an option, a payload, a URL
   3  the backend does not answer
   4  a worker lost threads to handlers that do not come back: start it again
+  5  the pipeline's run is done, and rows of the log went into quarantine
 130  interrupted (Ctrl-C)
 """
 
@@ -36,6 +37,7 @@ FAILED = 1
 BAD_INPUT = 2
 UNAVAILABLE = 3
 WORN_OUT = 4
+QUARANTINED = 5
 INTERRUPTED = 130
 
 _HINTS: tuple[tuple[type[TaskHarborError], str], ...] = (

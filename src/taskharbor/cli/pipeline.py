@@ -3,10 +3,13 @@ a log that looks like production, to try the pipeline on and to prove the audit 
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,24 @@ import msgspec
 
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
-from taskharbor.cli.errors import FAILED
+from taskharbor.cli.errors import FAILED, QUARANTINED
 from taskharbor.cli.options import Invocation, option
 from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.errors import MissingExtra
+from taskharbor.printable import printable, printable_json
 
 lake_option = option("--lake place", "PLACE", "A folder, or s3://, gs:// or az:// with options.", "lake")
 _master = option("--master", "URL", "Where Spark runs.  [default: this machine's cores, or spark-submit's]")
 _session_options = opt.together(_master, lake_option)
+
+
+def _dates(text: str) -> tuple[date, date]:
+    """`2026-03-01..2026-03-07`, or one date."""
+    first, _, last = text.partition("..")
+    try:
+        return date.fromisoformat(first), date.fromisoformat(last or first)
+    except ValueError:
+        raise click.BadParameter(f"{text!r}: write like 2026-03-01..2026-03-07") from None
 
 
 @click.group(cls=opt.Group)
@@ -32,31 +45,88 @@ def pipeline(settings: Invocation) -> None:
 
 @pipeline.command()
 @option("--objectives", opt.FILE, "Objectives in TOML or JSON; they hold for later runs too.")
+@option("--every", opt.duration, "Stay, and run at this interval until SIGTERM or Ctrl-C.")
+@option("--keep-for", opt.duration, "With --every: as of `vacuum`, which it does by itself.", "1h")
+@option("--reprocess", _dates, "Compute these dates again from bronze, and take in nothing new.")
 @_session_options
-def run(settings: Invocation, place: str, objectives: Path | None, master: str | None) -> None:
-    """Take in what is new since the last run."""
-    opt.require_store(settings)
-    began = time.monotonic()
-    with _session(settings, place, master) as (spark, lake, show):
-        from taskharbor.spark.lake import load_objectives, run_pipeline
+def run(
+    settings: Invocation,
+    place: str,
+    objectives: Path | None,
+    every: timedelta | None,
+    keep_for: timedelta,
+    reprocess: tuple[date, date] | None,
+    master: str | None,
+) -> int:
+    """Take in what is new since the last run; exit with 5 where rows went into quarantine."""
+    if reprocess is None:
+        opt.require_store(settings)
+    elif every or objectives:
+        raise click.UsageError("--reprocess takes in nothing new: give it without --every and --objectives")
+    began, found = time.monotonic(), Counter[str]()
+    with _session(settings, place, master, is_quiet=every is not None) as (spark, lake, show):
+        from taskharbor.spark import lake as lakes
+        from taskharbor.spark.failures import plain_failures
 
         startup = time.monotonic() - began
-        wanted = None if objectives is None else load_objectives(objectives)
-        summary = run_pipeline(spark, lake, settings.url, objectives=wanted, progress=show)
-    summary.startup_seconds = startup
-    text = (
-        f"{summary.source}: {summary.rows_read:,} new rows of the attempt log in {summary.seconds:.1f} s "
-        f"(and {summary.startup_seconds:.1f} s for starting Spark)"
-    )
-    out.answer(settings, out.rounded(summary), text)
-    shown = {name: rows for name, rows in summary.tables.items() if not name.startswith("state.")}
-    if shown and not settings.json:
-        columns = (
-            Column("table", lambda name: name),
-            Column("rows written", lambda name: count_text(shown[name]), right=True),
-            Column("seconds", lambda name: f"{summary.steps.get(name, 0.0):.1f}", right=True),
-        )
-        out.print_table(columns, shown)
+        wanted = None if objectives is None else lakes.load_objectives(objectives)
+
+        def once() -> lakes.RunSummary:
+            # A store that does not answer is waited for, also where a task finds it.
+            with plain_failures():
+                if reprocess is not None:
+                    return lakes.reprocess(spark, lake, *reprocess, progress=show)
+                return lakes.run_pipeline(spark, lake, settings.url, objectives=wanted, progress=show)
+
+        def done(summary: lakes.RunSummary) -> None:
+            found.update(summary.quarantined)
+            summary.startup_seconds = startup if every is None else 0.0
+            out.answer(settings, out.rounded(summary), _line(summary, is_dated=every is not None))
+
+        if every is None:
+            done(summary := once())
+        else:
+
+            def log(text: str) -> None:
+                click.echo(printable_json({"note": text}) if settings.json else printable(text), err=True)
+
+            stopping = _stops_at_signals(log)
+            lakes.run_at_intervals(lake, once, every, stopping, done=done, log=log, keep_for=keep_for)
+    if every is None:
+        shown = {name: rows for name, rows in summary.tables.items() if not name.startswith("state.")}
+        if shown and not settings.json:
+            columns = (
+                Column("table", lambda name: name),
+                Column("rows written", lambda name: count_text(shown[name]), right=True),
+                Column("seconds", lambda name: f"{summary.steps.get(name, 0.0):.1f}", right=True),
+            )
+            out.print_table(columns, shown)
+    return QUARANTINED if found else 0
+
+
+def _line(summary: Any, *, is_dated: bool) -> str:
+    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}Z run {summary.run}, " if is_dated else ""
+    started = f" (and {summary.startup_seconds:.1f} s for starting Spark)" if summary.startup_seconds else ""
+    text = f"{at}{summary.source}: {summary.rows_read:,} new rows of the attempt log in {summary.seconds:.1f} s{started}"
+    if apart := sum(summary.quarantined.values()):
+        said = ", ".join(f"{count:,} {reason}" for reason, count in summary.quarantined.items())
+        text += f"; {apart:,} in quarantine: {said}"
+    return text
+
+
+def _stops_at_signals(say: Callable[[str], None]) -> threading.Event:
+    """An event that the first signal sets. The second one ends the process at once, which harms no lake."""
+    stopping = threading.Event()
+
+    def stop(number: int, _: object) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        stopping.set()
+        say(f"{signal.Signals(number).name}: it ends after this run; once more: at once")
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, stop)
+    return stopping
 
 
 @pipeline.command()
@@ -138,16 +208,20 @@ def vacuum(settings: Invocation, place: str, keep_for: timedelta, before: dateti
 
 
 @contextmanager
-def _session(settings: Invocation, place: str, master: str | None) -> Iterator[tuple[Any, Any, out.Show]]:
+def _session(
+    settings: Invocation, place: str, master: str | None, *, is_quiet: bool = False
+) -> Iterator[tuple[Any, Any, out.Show]]:
     """A SparkSession, the lake, and how to show progress. No type is named: no command imports PySpark."""
-    with out.progress(settings) as show:
+    with out.progress(settings, on_terminal_only=is_quiet) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
         show("starting Spark", 0, 1)
         spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS, archive=True)
+        from taskharbor.spark.failures import plain_failures
         from taskharbor.spark.lake import Lake
 
-        yield spark, Lake(place), show
+        with plain_failures():
+            yield spark, Lake(place), show
 
 
 def lake_at(place: str) -> Any:

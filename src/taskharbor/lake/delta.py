@@ -55,6 +55,8 @@ class RunRecord(msgspec.Struct, kw_only=True):
     """False if some rows may be there twice."""
     dates: list[date] = []
     """The dates on which anything is counted for these rows."""
+    again: bool = False
+    """The run takes in nothing, and computes its dates again from bronze."""
     created: list[date] = []
     """The dates on which their jobs were created."""
     cursors: dict[str, str] = {}
@@ -245,13 +247,12 @@ class Snapshot:
 
     def check_rows(self) -> None:
         """Compare the tables with the number of rows that bronze was given."""
-        silver = self.tables["silver.attempts"]
-        expected, bronze = sum(self.record.totals.values()), self.tables[BRONZE].rows
-        refined = silver.rows + silver.record.get("doubled", 0)
-        if not expected == bronze == refined:
+        names = (BRONZE, "silver.attempts", "quarantine.attempts")
+        bronze, silver, apart = (self.tables[name].rows for name in names)
+        if not (expected := sum(self.record.totals.values())) == bronze == silver + apart:
             raise LakeUnreadable(
-                f"the lake {self.lake} was given {expected:,} rows of the log by run {self.run}; bronze has {bronze:,} and "
-                f"silver {refined:,} of them"
+                f"the lake {self.lake} was given {expected:,} rows of the log by run {self.run}; bronze has {bronze:,} of them, "
+                f"silver {silver:,} and quarantine {apart:,}"
             )
 
 

@@ -35,6 +35,13 @@ _TALLIES = _all(
 _PERCENTILES = _all(LONG, "wait_p50_us wait_p95_us wait_p99_us run_p50_us run_p95_us run_p99_us")
 _SKETCHES = _all(SKETCH, "wait_sketch run_sketch")
 
+_REFINED = [
+    *_all(TEXT, "source"),
+    *ATTEMPTS,
+    *_all(LONG, "wait_us run_us"),
+    *_all(INSTANT, "valid_until"),
+]
+
 BRONZE = "bronze.attempts"
 """The table with which a run begins: its commit says how far the log was read."""
 
@@ -43,9 +50,8 @@ TABLES: dict[str, pa.Schema] = {
     "bronze.queues": _table(
         list(QUEUES), _all(TEXT, "source"), _all(LONG, "run"), _all(INSTANT, "observed_at")
     ),
-    "silver.attempts": _table(
-        _all(TEXT, "source"), list(ATTEMPTS), _all(LONG, "wait_us run_us"), _all(INSTANT, "valid_until")
-    ),
+    "silver.attempts": _table(_REFINED),
+    "quarantine.attempts": _table(_REFINED, _all(TEXT, "reason")),
     # By the date on which the job was done or cancelled. All others have no date: a dead job may be requeued.
     "silver.lifecycles": _table(
         _all(TEXT, "source job_id queue type key"),

@@ -16,6 +16,7 @@ from taskharbor.lake.delta import Lake, LakeUnreadable, Snapshot
 from taskharbor.spark.audit import checks
 from taskharbor.spark.audit.violations import Kind, Rule, Violation, broken
 from taskharbor.spark.lake.frames import read
+from taskharbor.spark.lake.quality import whole_log
 
 EXAMPLES_PER_KIND = 5
 _SHARES = 64
@@ -54,15 +55,12 @@ def audit_lake(
 ) -> AuditResult:
     """Audit the whole lake, with the limits that the pipeline saw at its runs. Raises LakeUnreadable if anything is missing."""
     snapshot = lake.snapshot() if isinstance(lake, Lake) else lake
-    attempts, queues, as_logged = (
-        read(spark, snapshot.tables[name]) for name in ("silver.attempts", "bronze.queues", "bronze.attempts")
-    )
+    attempts, expected = whole_log(spark, snapshot)
+    queues, as_logged = (read(spark, snapshot.tables[name]) for name in ("bronze.queues", "bronze.attempts"))
     limits = queues.select("source", "queue", "max_inflight", "observed_at")
     result = summarise(audit(attempts, live_jobs=live_jobs, limits=limits, as_logged=as_logged), attempts)
-    if result.rows != (expected := snapshot.tables["silver.attempts"].rows):
-        raise LakeUnreadable(
-            f"{result.rows:,} rows of silver.attempts were read, and its commits name {expected:,}"
-        )
+    if result.rows != expected:
+        raise LakeUnreadable(f"{result.rows:,} rows of the log were read, and the commits name {expected:,}")
     return result
 
 

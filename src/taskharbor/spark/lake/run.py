@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
@@ -28,13 +28,14 @@ from taskharbor.bulk.store import open_store
 from taskharbor.bulk.tables import QUEUES, Part, Selection
 from taskharbor.drivers.urls import shown_url
 from taskharbor.errors import InvalidRequest
-from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable, RunRecord, Table
+from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable, NoLake, RunRecord, Table
 from taskharbor.lake.files import FACTS, File, read_files, write_files, write_table
 from taskharbor.lake.storage import LakePlace
 from taskharbor.lake.tables import BRONZE, TABLES
-from taskharbor.spark.lake import gold, silver
+from taskharbor.spark.lake import gold, quality, silver
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS, FACT_COLUMNS, read, write
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
+from taskharbor.spark.lake.reprocess import Again, Rewritten
 from taskharbor.spark.session import require_shared_store
 
 STEPS = (BRONZE, *(name for name in TABLES if name != BRONZE), "done")
@@ -43,16 +44,20 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 _SIDE_BY_SIDE = 3
 """Steps at once: while Spark plans one, the cores work on others."""
 _TRIES = 5
+_ALWAYS = ("bronze.queues", "gold.objectives")
+"""Tables that may change in a run without rows."""
 
 
 class RunSummary(msgspec.Struct, kw_only=True):
-    """The work of one run. `tables` has the rows written by table, `steps` the seconds by step; `startup_seconds` is the time
-    that starting Spark took, apart from `seconds`. `run` is the number of the lake's last run, also if nothing was new."""
+    """The work of one run. `tables` has the rows written by table, `quarantined` the rows that did not pass a check by reason,
+    `steps` the seconds by step; `startup_seconds` is the time that starting Spark took, apart from `seconds`. `run` is the
+    number of the lake's last run, also if nothing was new."""
 
     source: str
     run: int
     rows_read: int
     tables: dict[str, int]
+    quarantined: dict[str, int] = {}
     seconds: float
     steps: dict[str, float]
     startup_seconds: float = 0.0
@@ -72,13 +77,6 @@ def run_pipeline(
 
     Objectives, once given, hold for later runs until others are given. Raises LakeChanged if another run was first.
     """
-    zone = spark.conf.get("spark.sql.session.timeZone")
-    if zone not in ("UTC", "Etc/UTC"):
-        raise InvalidRequest(
-            f"the lake's dates are those of UTC, and this session's time zone is {zone}: start it with "
-            "spark.sql.session.timeZone=UTC, or by taskharbor.spark.session.local_session"
-        )
-    began = time.monotonic()
     known = name or (source_name(source) if isinstance(source, str) else "frame")
     steps = _Steps(spark, lake, progress)
     last = lake.record()
@@ -88,25 +86,54 @@ def run_pipeline(
     new = steps.take_in(news, known, last, None if objectives is None else checked(objectives))
     if new is not None:
         steps.derive(new)
-    if progress is not None:
-        progress("done", len(STEPS) - 1, len(STEPS))
-    return RunSummary(
-        source=known,
-        run=(new or last).run,
-        rows_read=0 if new is None else new.rows,
-        tables=steps.written,
-        seconds=time.monotonic() - began,
-        steps=steps.seconds,
-    )
+    return steps.summary(known, new or last, 0 if new is None else new.rows)
+
+
+def reprocess(
+    spark: SparkSession, lake: Lake, first: date, last: date, *, progress: Progress | None = None
+) -> RunSummary:
+    """Compute these dates of silver and gold again from bronze. Raises LakeChanged if another run was first."""
+    if first > last:
+        raise InvalidRequest(f"{first}..{last} ends before it begins: give the earlier date first")
+    steps, before = _Steps(spark, lake, progress), lake.record()
+    if not before.run:
+        raise NoLake(f"there is no lake in {lake}: `taskharbor pipeline run` makes one")
+    steps.derive(before)
+    dates = [first + timedelta(days=n) for n in range((last - first).days + 1)]
+    facts = {"run": before.run + 1, "source": "", "at": datetime.now(UTC).isoformat(), "rows": 0}
+    record = msgspec.structs.replace(before, **facts, again=True, is_unique=False, dates=dates, created=[])
+    steps.begin(record)
+    steps.derive(record)
+    return steps.summary(f"{first}..{last} again", record, 0)
 
 
 class _Steps:
     def __init__(self, spark: SparkSession, lake: Lake, progress: Progress | None) -> None:
-        self.spark, self.lake = spark, lake
+        zone = spark.conf.get("spark.sql.session.timeZone")
+        if zone not in ("UTC", "Etc/UTC"):
+            raise InvalidRequest(
+                f"the lake's dates are those of UTC, and this session's time zone is {zone}: start it with "
+                "spark.sql.session.timeZone=UTC, or by taskharbor.spark.session.local_session"
+            )
+        self.spark, self.lake, self.began = spark, lake, time.monotonic()
+        self.quarantined: Counter[str] = Counter()
         self.written: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
         self._progress = progress
         self._lock = threading.Lock()
+
+    def summary(self, source: str, last: RunRecord, rows: int) -> RunSummary:
+        if self._progress is not None:
+            self._progress("done", len(STEPS) - 1, len(STEPS))
+        return RunSummary(
+            source=source,
+            run=last.run,
+            rows_read=rows,
+            tables=self.written,
+            quarantined=dict(self.quarantined),
+            seconds=time.monotonic() - self.began,
+            steps=self.seconds,
+        )
 
     def commit(self, name: str, run: int, compute: Callable[[Table], _Change]) -> None:
         """Compute a table and commit it for this run, unless it has that run already."""
@@ -129,6 +156,8 @@ class _Steps:
             except LakeChanged:
                 # By the same run of another process, or by a compaction.
                 continue
+            if name == "quarantine.attempts":
+                self.quarantined += quality.reasons(table, change.added)
             self.written[name] = sum(one.rows for one in change.added)
             self.seconds[name] = time.monotonic() - began
             return
@@ -186,16 +215,20 @@ class _Steps:
             objectives=wanted,
             objectives_since=last.objectives_since if wanted == last.objectives else run,
         )
+        self.begin(record, found)
+        self.written[BRONZE], self.seconds[BRONZE] = count, time.monotonic() - began
+        return record
+
+    def begin(self, record: RunRecord, found: Sequence[File] = ()) -> None:
+        """Commit bronze as the next run."""
         for _ in range(_TRIES):
             table = self.lake.table(BRONZE)
-            if table.run != last.run:
+            if table.run != record.run - 1:
                 break
             try:
-                table.commit(run, found, (), record)
+                return table.commit(record.run, found, (), record)
             except LakeChanged:
                 continue
-            self.written[BRONZE], self.seconds[BRONZE] = count, time.monotonic() - began
-            return record
         raise LakeChanged(
             f"another run on {self.lake} took effect meanwhile, and nothing of this one: run it again"
         )
@@ -210,13 +243,13 @@ class _Steps:
 
         def chain(*names: str) -> None:
             for name in names:
-                is_touched = record.rows or name in ("bronze.queues", "silver.attempts", "gold.objectives")
+                is_touched = record.rows or record.again or name in _ALWAYS
                 compute = tables.computing[name] if is_touched else lambda _: _Change()
                 self.commit(name, record.run, compute)
 
         first: list[tuple[str, ...]] = [
             ("silver.lifecycles", "gold.minutes"),
-            ("silver.attempts", "bronze.queues"),
+            ("silver.attempts", "quarantine.attempts", "bronze.queues"),
         ]
         first += [("gold.errors",), ("gold.workers",), ("gold.objectives",)]
         with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
@@ -234,6 +267,11 @@ class _Change(NamedTuple):
     """The record of the commit, if it is more than the run."""
 
 
+def _rewritten(compute: Callable[[Table], Rewritten], table: Table) -> _Change:
+    rows, replaced = compute(table)
+    return _Change(() if rows is None else write(rows, table), replaced)
+
+
 class _Derived:
     """The tables but bronze, for one run: each a function from the table as it was to its change."""
 
@@ -243,6 +281,7 @@ class _Derived:
         self.computing: dict[str, Callable[[Table], _Change]] = {
             "bronze.queues": self._queues,
             "silver.attempts": self._attempts,
+            "quarantine.attempts": self._quarantine,
             "silver.lifecycles": self._lifecycles,
             "gold.minutes": self._minutes,
             "gold.hours": self._hours,
@@ -252,13 +291,21 @@ class _Derived:
             "gold.objectives": self._objectives,
             "state.backlog_days": self._backlog_days,
         }
+        if record.again:
+            for name, compute in Again(spark, lake, record).computing.items():
+                self.computing[name] = partial(_rewritten, compute)
+
+    @cached_property
+    def logged(self) -> DataFrame:
+        """The rows of the run in bronze."""
+        bronze = self.lake.table(BRONZE)
+        rows = read(self.spark, bronze, bronze.files_with("run", [self.run]))
+        return rows.where(F.col("run") == self.run)
 
     @cached_property
     def attempts(self) -> DataFrame:
         """The silver rows of the run, from bronze."""
-        bronze = self.lake.table(BRONZE)
-        rows = read(self.spark, bronze, bronze.files_with("run", [self.run]))
-        return silver.silver_attempts(rows.where(F.col("run") == self.run), is_unique=self.record.is_unique)
+        return silver.silver_attempts(self.logged, is_unique=self.record.is_unique)
 
     def _queues(self, table: Table) -> _Change:
         seen = self.record.queues.get(self.record.source, [])
@@ -276,13 +323,19 @@ class _Derived:
         return _Change(write_table(rows, table.place, table.name))
 
     def _attempts(self, table: Table) -> _Change:
-        added = write(self.attempts, table) if self.record.rows else []
-        doubled = table.record.get("doubled", 0) + self.record.rows - sum(one.rows for one in added)
-        return _Change(added, record={"run": self.run, "doubled": doubled})
+        added = write(self.attempts, table)
+        left_out = self.record.rows - sum(one.rows for one in added)
+        return _Change(added, record={"run": self.run, "left_out": left_out})
+
+    def _quarantine(self, table: Table) -> _Change:
+        # Silver is there already: only where it has fewer rows than the run, the others are looked for.
+        if not self.lake.table("silver.attempts").record["left_out"]:
+            return _Change()
+        return _Change(write(silver.quarantined(self.logged, is_unique=self.record.is_unique), table))
 
     def _lifecycles(self, table: Table) -> _Change:
         """Rows of jobs that may go on are replaced. Others stay, unless the log goes on with them against the rules."""
-        parts = silver.single_attempts(self.attempts, run=self.run)
+        parts = silver.single_attempts(self.attempts, run=F.lit(self.run))
         rewritten = table.files([None])
         if ended := [one for one in table.files_with("created_at", self.record.created) if one.date]:
             rows = read(self.spark, table, ended, with_file=True).select(*silver.LIFE, "file")
@@ -311,8 +364,11 @@ class _Derived:
         before, after = self._backlog()
         affected = gold.affected_dates(before, after, self.dates)
         carried = [(*key, value) for key, value in gold.carried_backlog(after).items() if key[2] in affected]
-        seen = self.record.queues.get(self.record.source, [])
-        limits = [(self.record.source, one["queue"], one["max_inflight"]) for one in seen]
+        limits = [
+            (source, one["queue"], one["max_inflight"])
+            for source, seen in self.record.queues.items()
+            for one in seen
+        ]
         replaced = table.files(affected)
         found = gold.gold_queue_minutes(
             self._of("gold.minutes", affected),
@@ -411,9 +467,9 @@ def _write_bronze(
             days = {
                 name: pc.cast(batch[name], pa.date32()) for name in ("created_at", "reserved_at", "ended_at")
             }
-            created.update(pc.unique(days["created_at"]).to_pylist())
+            created.update(pc.unique(days["created_at"].drop_null()).to_pylist())
             spans = pa.table([days["reserved_at"], days["ended_at"]], ["from", "to"]).group_by(["from", "to"])
-            touched.update((row["from"], row["to"]) for row in spans.aggregate([]).to_pylist())
+            touched.update((row["from"], row["to"]) for row in spans.aggregate([]).to_pylist() if row["to"])
             _note_order(seen, batch["seq"])
             rows = pa.Table.from_batches([batch]).append_column("date", days["ended_at"])
             for name, value in (("source", source), ("run", run), ("ingested_at", at)):
@@ -429,6 +485,9 @@ def _write_bronze(
 
 
 def _note_order(seen: _Seen, numbers: pa.Array) -> None:
+    seen.is_rising &= not numbers.null_count
+    if not len(numbers := numbers.drop_null()):
+        return
     bounds = pc.min_max(numbers).as_py()
     is_rising = pc.all(pc.greater(numbers[1:], numbers[:-1])).as_py() is not False
     seen.is_rising &= is_rising and (seen.high is None or bounds["min"] > seen.high)

@@ -10,13 +10,28 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, JobState, Outcome
+from taskharbor.spark.lake import quality
 from taskharbor.spark.lake.frames import declared
 
 
 def silver_attempts(bronze: DataFrame, *, is_unique: bool = False) -> DataFrame:
-    """Each row once. `is_unique`: no row is there twice, so none is looked for."""
-    rows = bronze.drop("run", "ingested_at")
-    once = rows if is_unique else rows.dropDuplicates(["source", "seq"])
+    """Each row that passes the checks. `is_unique`: no row is there twice, so none is looked for."""
+    return declared(checked(bronze, is_unique=is_unique).drop("run", "ingested_at"), "silver.attempts")
+
+
+def checked(bronze: DataFrame, *, is_unique: bool = False) -> DataFrame:
+    """The same, with the columns that bronze has more."""
+    rows = quality.judged(bronze, is_unique=is_unique)
+    return _timed(rows.where(F.col("reason").isNull()).drop("reason"))
+
+
+def quarantined(bronze: DataFrame, *, is_unique: bool = False) -> DataFrame:
+    """The other rows, each with the check that it does not pass."""
+    rows = quality.judged(bronze, is_unique=is_unique).where(F.col("reason").isNotNull())
+    return declared(_timed(rows).drop("run", "ingested_at"), "quarantine.attempts")
+
+
+def _timed(rows: DataFrame) -> DataFrame:
     # A lease gives no right beyond its expiry, however late somebody noticed; without one there is none to end.
     valid_until = F.when(F.col("reserved_at").isNotNull(), F.least("ended_at", "lease_expires_at"))
     times = {
@@ -24,7 +39,7 @@ def silver_attempts(bronze: DataFrame, *, is_unique: bool = False) -> DataFrame:
         "run_us": _elapsed("reserved_at", "ended_at"),
         "valid_until": valid_until,
     }
-    return declared(once.withColumns(times), "silver.attempts")
+    return rows.withColumns(times)
 
 
 def _elapsed(start: str, end: str) -> Column:
@@ -41,8 +56,8 @@ LIFE = ("source", "job_id", "created_at")
 """A life is what has one id and one created_at: an id that retention has freed may be given to another job later."""
 
 
-def single_attempts(attempts: DataFrame, *, run: int) -> DataFrame:
-    """Every silver attempt as the lifecycle of a job of which it is all that is known."""
+def single_attempts(attempts: DataFrame, *, run: Column) -> DataFrame:
+    """Every silver attempt as the lifecycle of a job of which it is all that is known. `run`: the one that took it in."""
     leased = F.col("reserved_at").isNotNull()
     return declared(
         attempts.select(
@@ -62,7 +77,7 @@ def single_attempts(attempts: DataFrame, *, run: int) -> DataFrame:
             F.col("seq").alias("last_seq"),
             F.col("error_type").alias("last_error_type"),
             F.col("error_message").alias("last_error_message"),
-            F.lit(run).cast("long").alias("first_seen_run"),
+            run.cast("long").alias("first_seen_run"),
             F.lit(None).cast("date").alias("date"),
         ),
         "silver.lifecycles",

@@ -1,0 +1,47 @@
+"""Failures of Spark, of files and of the lake's library in one sentence, without Java's stack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from taskharbor.errors import BackendUnavailable, TaskHarborError
+
+_PYTHON = re.compile(r"^(?:\w+\.)*([A-Z]\w+): (.+)$", re.MULTILINE)
+"""The last line of a traceback of Python, which a task sends."""
+_CAUSES = {
+    "a file is damaged": r"CANNOT_READ_FILE|FAILED_READ_FILE|not a Parquet file|Parquet magic bytes",
+    "the disk is full": r"No space left on device|File too large",
+    "the place cannot be written": r"Not a directory|Read-only file system|Permission denied|File exists",
+}
+_PATH = re.compile(r"(?<![\w/])(?:file:(?://)?)?((?:/[^\s/:,;'\"]+){2,})")
+
+
+class PipelineFailed(TaskHarborError):
+    """Spark, the disk or the lake's library failed. What was not committed does not count."""
+
+
+@contextmanager
+def plain_failures() -> Iterator[None]:
+    """Raise failures of the block as errors of ours."""
+    try:
+        yield
+    except (PySparkException, Py4JError, DeltaError, OSError) as error:
+        if isinstance(error, TaskHarborError):
+            raise
+        text = str(error)
+        in_task = _PYTHON.findall(text) if isinstance(error, (PySparkException, Py4JError)) else []
+        name, reason = in_task[-1] if in_task else ("", text.strip().partition("\n")[0])
+        if name == BackendUnavailable.__name__:
+            raise BackendUnavailable(reason) from error
+        cause = next((cause for cause, pattern in _CAUSES.items() if re.search(pattern, text)), None)
+        if cause is None:
+            raise PipelineFailed(reason) from error
+        path = _PATH.search(text if cause.startswith("a file") else reason)
+        where = f" ({path[1]})" if path else ""
+        raise PipelineFailed(f"{cause}{where}; no part of this run counts that was not committed") from error
