@@ -36,6 +36,7 @@ from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 STATEMENTS = (Path(__file__).parent / "recomputed.sql").read_text("utf-8")
 OBJECTIVES = '[[objectives]]\nname = "soon"\nkind = "wait"\nthreshold_ms = 1000\n'
+PIPELINE = [sys.executable, "-m", "taskharbor", "--json", "pipeline"]
 HOUR = 3600 * SECOND
 KILLS = int(os.environ.get("TASKHARBOR_LAKE_KILLS", "10"))
 EAGER = SPECULATION | {
@@ -74,8 +75,8 @@ class Runs:
 
     def __init__(self, life: Life, url: str, place: str, folder: Path) -> None:
         self.life, self.url, self.lake, self.folder = life, url, Lake(place), folder
-        self.command = [sys.executable, "-m", "taskharbor", "--json", "pipeline", "run"]
-        self.command += ["--url", url, "--lake", place, "--objectives", str(folder / "objectives.toml")]
+        self.command = [*PIPELINE, "run", "--url", url, "--lake", place]
+        self.command += ["--objectives", str(folder / "objectives.toml")]
         self.environment: dict[str, str] = {}
         self.killed = self.torn = 0
 
@@ -225,3 +226,30 @@ async def test_runs_with_speculation_that_are_killed_lose_and_double_nothing(
         runs = await killed_at_random(place, tmp_path, KILLS, master)
     print(f"{runs.second_copies()} tasks had a second copy")
     assert runs.torn
+
+
+@pytest.mark.slow
+async def test_a_run_and_an_audit_on_a_cluster_outlive_an_executor(tmp_path: Path) -> None:
+    seed, lake = random.SystemRandom().randrange(2**31), str(tmp_path / "lake")
+    (tmp_path / "objectives.toml").write_text(OBJECTIVES)
+    url = f"sqlite:///{tmp_path}/jobs.db?durability=normal"
+    with clusters.standalone(tmp_path) as master:
+        async with life_on(url, seed, 2) as life:
+            runs = Runs(life, url, lake, tmp_path)
+            runs.on_cluster(master)
+            for _ in range(5):
+                await runs.add_rows()
+            log = await runs.log()
+        with clusters.program(*runs.command, folder=tmp_path, **runs.environment) as process:
+            for _ in clusters.looks(pause=0.05):
+                if runs.commits() > 1:
+                    break
+                assert process.poll() is None
+            os.kill(clusters.executors()[0], signal.SIGKILL)
+            found = json.loads(clusters.finish(process))
+        assert found["rows_read"] == len(log)
+        runs.check(log)
+        audit = [*PIPELINE, "audit", "--lake", lake, "--master", master]
+        with clusters.program(*audit, folder=tmp_path, **runs.environment) as process:
+            audited = json.loads(clusters.finish(process))
+    assert (audited["clean"], audited["rows"]) == (True, len(log))
