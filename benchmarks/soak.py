@@ -85,6 +85,14 @@ STAGES = (
         seeds=("TASKHARBOR_POSTGRES_CUT_SEED", "TASKHARBOR_REDIS_CUT_SEED", "TASKHARBOR_HTTP_CUT_SEED"),
     ),
     Stage(
+        "pipeline runs killed at random points, on a folder and on an object store",
+        "kills each",
+        ("tests/spark/test_lake_kills.py",),
+        count=50,
+        seeds=("TASKHARBOR_LAKE_SEED",),
+        counts="TASKHARBOR_LAKE_KILLS",
+    ),
+    Stage(
         "fuzzed requests to a broker, over five stores",
         "requests each",
         ("tests/broker/test_fuzz_tokens.py",),

@@ -17,7 +17,16 @@ from broker.broker_client import Unwell
 from bulk.stores import NOW, Behind, BehindPostgres, jobs_in, record, stats_of, within, write_jobs
 from taskharbor.bulk import stage
 from taskharbor.bulk.publish_staged import RECORD, Plan, Writes, publish
-from taskharbor.bulk.stage import StagedBlob, StagingLost, chunked, folder_of, new_write, numbered_write, pack
+from taskharbor.bulk.stage import (
+    StagedBlob,
+    StagingLost,
+    chunked,
+    folder_of,
+    new_write,
+    numbered_write,
+    pack,
+    series_of,
+)
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver
@@ -26,7 +35,7 @@ from taskharbor.drivers.postgres import bulk as postgres_bulk
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import JobRecord, JobState, UpdateFlags
-from taskharbor.requests import AlikeJobs
+from taskharbor.requests import AlikeJobs, new_id_head
 from taskharbor_testkit.waits import waits_of
 
 T = TypeVar("T")
@@ -348,7 +357,7 @@ def test_what_no_store_can_hold_is_refused_when_it_is_staged(field: str) -> None
 def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_job_each(
     store: BulkStore, url: str, behind: BehindPostgres, is_beyond_the_locks: bool
 ) -> None:
-    """More keys than the server has locks are published by one lock for all keys instead of one for each."""
+    """Also more keys than the server has locks."""
     locks = "current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int"
     room = behind.one(f"SELECT {locks} / 2")
     keys = [f"k{n}" for n in range(room + 100 if is_beyond_the_locks else 600)]
@@ -382,6 +391,30 @@ def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_
     assert all(ids <= {by_key[key]} for key, ids in answers.items())
     assert all(job.payload.decode() == job.idempotency_key for job in found)
     assert stats_of(url, "q").counts[JobState.READY] == len(keys)
+
+
+@on_postgres
+def test_while_many_idempotency_keys_are_published_others_do_not_wait(
+    store: BulkStore, url: str, behind: BehindPostgres
+) -> None:
+    """No lock is held for them, neither one for each nor one for all keys."""
+    within(url, lambda driver: driver.enqueue([record()], now=NOW))
+    locks = "current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int"
+    count, write = behind.one(f"SELECT {locks}"), new_write()
+    store.stage(write, "0.1", [[record(idempotency_key=f"k{n}") for n in range(count)]])
+    publish = "SELECT publish_write(%s, %s, %s, ARRAY['0.1'], %s, 0, %s)"
+    with behind.another() as publisher:
+        assert publisher.one(publish, write, *series_of(write), NOW, new_id_head()) == count
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        assert publisher.one(held) < 5
+        others = [
+            record(idempotency_key="other"),
+            record(key="one"),
+            record(key="two", idempotency_key="two"),
+        ]
+        answers = within(url, lambda driver: driver.enqueue(others, now=NOW))
+        assert not any(one.existed for one in answers)
+    assert stats_of(url, "q").counts[JobState.READY] == 4, "the publisher's transaction was rolled back"
 
 
 @on_postgres

@@ -77,18 +77,18 @@ def executors() -> list[int]:
     return [pid for pid, command in found.items() if "CoarseGrainedExecutorBackend" in command]
 
 
-def looks(seconds: float = PATIENCE) -> Iterator[None]:
+def looks(seconds: float = PATIENCE, *, pause: float = 0.2) -> Iterator[None]:
     """For loops that look until they find: ends when the patience does."""
-    pause, end = threading.Event(), time.monotonic() + seconds
+    event, end = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < end:
         yield
-        pause.wait(0.2)
+        event.wait(pause)
 
 
 @contextmanager
-def program(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def program(*arguments: str, folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A Spark driver in a process of its own, ended with the block."""
-    local = {"SPARK_LOCAL_IP": "127.0.0.1"}
+    local = {"SPARK_LOCAL_IP": "127.0.0.1", **environment}
     with _running(arguments, folder, local, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         yield process
 

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            group = "clusters" if item.path.name == "test_cluster.py" else "spark"
+            group = "clusters" if item.path.name in ("test_cluster.py", "test_lake_kills.py") else "spark"
             item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -1,0 +1,163 @@
+"""A lake that is read and kept in order while it grows, and what other engines need of its files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from pyspark.sql import SparkSession
+
+from taskharbor.lake.delta import Lake, LakeChanged
+from taskharbor.lake.files import File, write_table
+from taskharbor.lake.query import sql
+from taskharbor.lake.tables import TABLES
+from taskharbor.lake.upkeep import compact, vacuum
+from taskharbor.spark.lake import read
+from taskharbor.spark.lake.run import _Change, _Steps
+from taskharbor_testkit.servers.s3 import fresh_s3_url
+
+TABLE = "gold.workers"
+ROWS = 3
+"""The rows of one commit. A reader that sees a part of a commit sees another multiple."""
+
+
+@pytest.fixture(params=["folder", "object store"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    return Lake(tmp_path if request.param == "folder" else fresh_s3_url())
+
+
+def files_of(lake: Lake, run: int) -> list[File]:
+    day = date(2026, 3, 1 + run % 2)
+    rows = [{"source": "s", "worker": f"w{n}", "executions": run, "date": day} for n in range(ROWS)]
+    return write_table(pa.Table.from_pylist(rows), lake.place, TABLE)
+
+
+def add(lake: Lake, run: int) -> None:
+    """Commit a run, as often as an upkeep is in the way."""
+    while True:
+        table = lake.table(TABLE)
+        if table.run >= run:
+            return
+        try:
+            table.commit(run, files_of(lake, run))
+        except LakeChanged:
+            continue
+
+
+def keep(lake: Lake) -> None:
+    """Compact, then remove what no version of the last days needs."""
+    try:
+        compact(lake)
+    except LakeChanged:
+        return
+    vacuum(lake)
+
+
+def test_readers_see_whole_commits_while_runs_compaction_and_vacuum_go_on(
+    spark: SparkSession, lake: Lake
+) -> None:
+    runs, over = 12, threading.Event()
+    add(lake, 1)
+
+    def by_duckdb() -> tuple[int, int]:
+        (row,) = sql(lake, f"SELECT count(*) AS n, max(executions) AS last FROM {TABLE}").to_pylist()  # noqa: S608
+        return row["n"], row["last"]
+
+    def by_spark() -> tuple[int, int]:
+        rows = read(spark, lake.table(TABLE)).selectExpr("count(*)", "max(executions)").collect()
+        return tuple(rows[0])
+
+    def look(reader: Callable[[], tuple[int, int]]) -> int:
+        last, looks = 0, 0
+        while not over.is_set() or looks == 0:
+            rows, run = reader()
+            assert rows == ROWS * run
+            assert run >= last
+            last, looks = run, looks + 1
+        return looks
+
+    def keep_on() -> None:
+        while not over.is_set():
+            keep(lake)
+
+    with ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(look, by_duckdb), pool.submit(look, by_spark), pool.submit(keep_on)]
+        try:
+            for run in range(2, runs + 1):
+                add(lake, run)
+        finally:
+            over.set()
+        for one in others:
+            one.result()
+    keep(lake)
+    assert by_duckdb() == by_spark() == (ROWS * runs, runs)
+    assert len(lake.table(TABLE).files()) == 2
+
+
+def test_a_reader_goes_on_with_the_version_that_it_opened(spark: SparkSession, lake: Lake) -> None:
+    """Compaction and vacuum leave what it needs, as long as it is younger than vacuum keeps."""
+    for run in (1, 2, 3, 4):
+        add(lake, run)
+    delta, lazy = lake.table(TABLE).delta, read(spark, lake.table(TABLE))
+    assert delta is not None
+    keep(lake)
+    add(lake, 5)
+    assert delta.to_pyarrow_dataset().count_rows() == lazy.count() == 4 * ROWS
+    vacuum(lake, keep_for=timedelta(0))
+    assert read(spark, lake.table(TABLE)).count() == 5 * ROWS
+
+
+def test_a_table_that_is_compacted_during_a_run_is_computed_again(spark: SparkSession, lake: Lake) -> None:
+    """It is loaded again, and looked at again: another process may have committed the run meanwhile."""
+    for run in (1, 2, 3, 4):
+        add(lake, run)
+    computed: list[int | None] = []
+
+    def compute(run: int, between: Callable[[Lake], object], table: object) -> _Change:
+        files = files_of(lake, run)
+        version = lake.table(TABLE).delta
+        computed.append(version and version.version())
+        if len(computed) == 1:
+            between(lake)
+        return _Change(files)
+
+    steps = _Steps(spark, lake, None)
+    steps.commit(TABLE, 5, partial(compute, 5, compact))
+    assert len(computed) == 2, "once more, from the compacted files"
+    assert (lake.table(TABLE).run, lake.table(TABLE).rows) == (5, 5 * ROWS)
+    computed.clear()
+    steps.commit(TABLE, 6, partial(compute, 6, partial(add, run=6)))
+    assert len(computed) == 1, "another process was first"
+    assert (lake.table(TABLE).run, lake.table(TABLE).rows) == (6, 6 * ROWS)
+
+
+def test_instants_are_microseconds_in_every_file(tmp_path: Path) -> None:
+    """Also after a compaction. Delta knows nothing finer, and INT96 is what some writers make of instants."""
+    lake, instant = Lake(tmp_path), datetime(2026, 3, 1, 1, 2, 3, 456789, tzinfo=UTC)
+    for name, schema in TABLES.items():
+        instants = [one.name for one in schema if pa.types.is_timestamp(one.type)]
+        rows = pa.Table.from_pylist([{"date": instant.date(), **dict.fromkeys(instants, instant)}], schema)
+        for run in (1, 2):
+            lake.table(name).commit(run, write_table(rows, lake.place, name))
+    compact(lake)
+    for name, schema in TABLES.items():
+        written = [parquet.ParquetFile(file) for file in Path(lake.place.uri(name)).rglob("*.parquet")]
+        assert len(written) == 3
+        found = {
+            (column.physical_type, str(column.logical_type))
+            for file in written
+            for column in (file.schema.column(n) for n in range(len(file.schema)))
+            if column.name in schema.names and pa.types.is_timestamp(schema.field(column.name).type)
+        }
+        assert {physical for physical, _ in found} <= {"INT64"}
+        assert all(
+            "timeUnit=microseconds" in logical and "isAdjustedToUTC=true" in logical for _, logical in found
+        )
+        assert bool(found) == any(pa.types.is_timestamp(one.type) for one in schema)
