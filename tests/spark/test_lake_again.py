@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -13,15 +16,20 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from spark.clusters import program
 from spark.histories import OBJECTIVES, ROWS, Row, at, history, queues_frame, row
-from spark.stores import add, work_off
+from spark.stores import add, jobs_in, work_off
 from taskharbor.bulk.tables import ATTEMPTS
+from taskharbor.cli.root import root
 from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import SECOND, TERMINAL_STATES, JobState
 from taskharbor.lake.delta import NoLake
 from taskharbor.lake.tables import TABLES
 from taskharbor.lake.upkeep import compact, vacuum
@@ -29,6 +37,7 @@ from taskharbor.spark.audit import audit_lake
 from taskharbor.spark.lake import Lake, gold, quality, read, reprocess, run_at_intervals, run_pipeline
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
 from taskharbor.spark.lake.run import RunSummary
+from taskharbor.spark.report import collect, queries
 from taskharbor_testkit.servers.proxy import FaultProxy
 
 LOOSE = StructType([StructField(one.name, one.dataType) for one in ATTEMPT_COLUMNS])
@@ -248,3 +257,149 @@ def test_runs_at_intervals_ride_out_an_outage_and_end_at_a_signal(redis_url: str
     lake = Lake(tmp_path / "lake")
     lake.snapshot()
     assert lake.table("silver.attempts").rows == 12
+
+
+# -- failures of the surroundings ---------------------------------------------------------------------------------
+
+
+def refused(*words: str) -> str:
+    """The message of a command that fails: one line, and no trace of Java."""
+    result = CliRunner().invoke(root, ["--json", "pipeline", *words])
+    assert result.exit_code == 1, result.output
+    errors = [json.loads(line) for line in result.stderr.splitlines() if line.startswith('{"error"')]
+    (detail,) = (one["error"]["detail"] for one in errors)
+    assert "\n" not in detail
+    assert "Traceback" not in result.stderr
+    assert len(detail) < 400, detail
+    return str(detail)
+
+
+@pytest.fixture
+def store(url: str) -> str:
+    add(url, 50)
+    work_off(url)
+    return url
+
+
+def test_a_place_that_cannot_be_written_is_named(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ("run", "--url", store, "--lake", str(tmp_path / "file" / "lake"))
+    assert "the place cannot be written" in refused(*words)
+    told = CliRunner().invoke(root, ["--debug", "pipeline", *words]).stderr
+    assert "Traceback" in told, "all of it, for those who ask"
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="mode bits do not bind root")
+def test_a_folder_without_write_permission_is_named(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir(mode=0o500)
+    assert "the place cannot be written" in refused("run", "--url", store, "--lake", str(tmp_path / "lake"))
+
+
+def test_a_full_disk_is_told_and_leaves_no_commit(spark: SparkSession, store: str, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        assert "the disk is full" in refused("run", "--url", store, "--lake", str(disk / "lake"))
+        assert Lake(disk / "lake").record().run == 0
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_damaged_file_is_named_and_the_run_is_finished_once_it_is_back(
+    spark: SparkSession, store: str, tmp_path: Path
+) -> None:
+    words = ("run", "--url", store, "--lake", str(tmp_path / "lake"))
+    assert CliRunner().invoke(root, ["pipeline", *words]).exit_code == 0
+    lake = Lake(tmp_path / "lake")
+    file = next(Path(lake.place.uri("gold.minutes")).glob("**/*.parquet"))
+    kept = file.read_bytes()
+    file.write_bytes(b"x" * len(kept))
+    add(store, 5)
+    work_off(store)
+    told = refused(*words)
+    assert "a file is damaged" in told
+    assert str(file) in told
+    assert lake.table("gold.minutes").run == 1
+    file.write_bytes(kept)
+    assert CliRunner().invoke(root, ["pipeline", *words]).exit_code == 0
+    lake.snapshot()
+    assert lake.table("silver.attempts").rows == 55
+
+
+# -- the commands -------------------------------------------------------------------------------------------------
+
+
+def test_jobs_that_never_ran_are_in_the_report(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    """From the last run by queue, and from the store by type."""
+    add(url, 3, queue="mail")
+    place = ("--lake", str(tmp_path / "lake"))
+    assert CliRunner().invoke(root, ["pipeline", "run", "--url", url, *place]).exit_code == 0
+    add(url, 4, queue="mail")
+    add(url, 2, queue="later", later=3600 * SECOND)
+    lake = Lake(tmp_path / "lake")
+    (seen,) = collect(spark, lake).waiting
+    assert (seen.queue, seen.type, seen.ready, seen.later) == ("mail", None, 3, 0)
+    told = CliRunner().invoke(root, ["pipeline", "report", "--url", url, *place])
+    assert told.exit_code == 0, told.output
+    assert "7 jobs ready to run; the first has been due for" in told.output
+    page = (tmp_path / "lake" / "report.html").read_text("utf-8")
+    assert "<h2>Waiting</h2>" in page
+    found = {(one.queue, one.type): (one.ready, one.later) for one in collect(spark, lake, url=url).waiting}
+    assert {queue: counts for (queue, _), counts in found.items()} == {"mail": (7, 0), "later": (0, 2)}
+    assert all(type is not None for _, type in found)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_made_up_store_goes_the_whole_way(
+    spark: SparkSession, kind: str, url: str, postgres_url: str, tmp_path: Path
+) -> None:
+    """Its log keeps the guarantees, and its lifecycles are what the store says."""
+    store = url if kind == "sqlite" else postgres_url
+    words = ["--json", "history", "--url", store, "--rows", "900", "--days", "2", "--seed", "4"]
+    made = CliRunner().invoke(root, words)
+    assert made.exit_code == 0, made.output
+    rows = json.loads(made.stdout)["rows"]
+    lake = Lake(tmp_path / "lake")
+    assert run_pipeline(spark, lake, store).rows_read == rows >= 900
+    assert audit_lake(spark, lake).is_clean
+    states = Counter(str(one.state) for one in jobs_in(store))
+    lives = column(spark, lake, "silver.lifecycles", "state")
+    for state in TERMINAL_STATES:
+        assert states[state] == lives[str(state)] > 0 or state is JobState.CANCELLED
+    waiting = read(spark, lake.table("bronze.queues")).selectExpr("sum(ready + scheduled)").head()
+    assert waiting is not None
+    assert waiting[0] == states["ready"] + states["scheduled"] > 0
+    assert len(column(spark, lake, "silver.attempts", "date")) >= 2
+
+
+def test_sparse_percentiles_are_interpolated(spark: SparkSession) -> None:
+    """As numpy and PERCENTILE_CONT do it."""
+    dice = random.Random(3)
+    values = {n: [round(dice.lognormvariate(10, 2)) for _ in range(n)] for n in (1, 2, 3, 20, 99, 100)}
+    rows = [(n, value) for n, some in values.items() for value in some]
+    sketches = spark.createDataFrame(rows, "n int, v long").groupBy("n")
+    cells = sketches.agg(F.kll_sketch_agg_bigint("v").alias("wait_sketch"))
+    for one in cells.select("n", *queries.interpolated("wait")).collect():
+        usual = [numpy.percentile(values[one.n], percent) for percent in gold.PERCENTS]
+        assert list(one)[1:] == pytest.approx(usual, abs=1), one.n
+
+
+def test_the_exit_code_says_that_rows_went_into_quarantine(
+    spark: SparkSession, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(quality.CHECKS, "unknown outcome", "outcome = 'done' AND seq < 3")
+    words = ["--json", "pipeline", "run", "--lake", str(tmp_path / "lake")]
+    result = CliRunner().invoke(root, [*words, "--url", store])
+    assert result.exit_code == 5, result.output
+    assert json.loads(result.stdout)["quarantined"] == {"unknown outcome": 2}
+    assert CliRunner().invoke(root, [*words, "--url", store]).exit_code == 0
+    today = f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d}..{datetime.now(UTC):%Y-%m-%d}"
+    monkeypatch.undo()
+    again = CliRunner().invoke(root, [*words, "--reprocess", today])
+    assert (again.exit_code, json.loads(again.stdout)["quarantined"]) == (0, {})
+    assert Lake(tmp_path / "lake").table("silver.attempts").rows == 50
+    assert CliRunner().invoke(root, [*words, "--reprocess", "yesterday"]).exit_code == 2

@@ -236,6 +236,14 @@ def test_a_row_with_its_own_time_does_not_mind_the_delay_of_all() -> None:
         ({"payload": pa.array([b"{}", b"1" * 2_000_000])}, "store the data elsewhere"),
         ({"delay": pa.array([1.0, -1.0]), "n": pa.array([1, 2])}, "lies in the past"),
         ({"run_at": pa.array([datetime(2030, 1, 1)] * 2), "n": pa.array([1, 2])}, "has no time zone"),
+        (
+            {"run_at": pa.array(["soon"] * 2), "n": pa.array([1, 2])},
+            "column run_at holds 'soon': give a timestamp",
+        ),
+        (
+            {"update": pa.array(["yes"] * 2), "n": pa.array([1, 2])},
+            "column update holds 'yes': give a struct",
+        ),
         ({"codec": pa.array(["json", "pickle"]), "n": pa.array([1, 2])}, "unknown codec 'pickle'"),
         ({"headers": pa.array(["{}", '{"a": 1}']), "n": pa.array([1, 2])}, "Expected `str`"),
     ],

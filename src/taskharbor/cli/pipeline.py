@@ -3,6 +3,7 @@ a log that looks like production, to try the pipeline on and to prove the audit 
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ from taskharbor.cli import output as out
 from taskharbor.cli.errors import FAILED, QUARANTINED
 from taskharbor.cli.options import Invocation, option
 from taskharbor.cli.output import Column, cell, count_text
+from taskharbor.drivers.urls import shown_url
 from taskharbor.errors import MissingExtra
 from taskharbor.printable import printable, printable_json
 
@@ -157,8 +159,11 @@ def audit(settings: Invocation, place: str, master: str | None) -> int:
 @option("--output -o", opt.FILE, "The page to write.  [default: report.html, in the lake if it is a folder]")
 @_session_options
 def report(settings: Invocation, place: str, output: Path | None, master: str | None) -> None:
-    """Write one HTML page with everything worth seeing."""
+    """Write one HTML page with everything worth seeing. With --url, jobs that wait are counted now, by type."""
     checked = _snapshot(place)
+    url = settings.url if settings.given_url or settings.environment_url or settings.app else None
+    if url is not None:
+        opt.require_store(settings)
     with _session(settings, place, master) as (spark, _, show):
         from taskharbor.spark.audit import audit_lake
         from taskharbor.spark.report import collect, summary, write_page
@@ -166,7 +171,7 @@ def report(settings: Invocation, place: str, output: Path | None, master: str | 
         show("audit", 0, 2)
         audited = audit_lake(spark, checked)
         show("report", 1, 2)
-        data = collect(spark, checked, audit=audited)
+        data = collect(spark, checked, audit=audited, url=url)
         folder = Path(checked.lake.place.root) if checked.lake.place.is_folder else Path()
         written = write_page(data, output or folder / "report.html")
     if settings.json:
@@ -245,7 +250,7 @@ def _snapshot(place: str) -> Any:
 # -- a log to try it on --------------------------------------------------------------------------------------
 
 
-@opt.command(has_store=False)
+@opt.command
 @option("--rows", opt.COUNT, "How many attempts.", 100_000)
 @option("--days", opt.COUNT, "Over how many days.", 7)
 @option("--seed", int, "The same seed makes the same rows.", 0)
@@ -253,32 +258,33 @@ def _snapshot(place: str) -> Any:
 @option("--lake", "PLACE", "Run it through this lake.")
 @option("--parquet", opt.FOLDER, "Write it below this folder: attempts, queues, planted.")
 def history(settings: Invocation, /, lake: str | None, parquet: Path | None, **wanted: int) -> None:
-    """Make up a realistic history, clean or with planted violations."""
-    if (lake is None) == (parquet is None):
-        raise click.UsageError("say where it goes: either --lake DIR or --parquet DIR")
+    """Make up a realistic history in a lake, in files, or in the store of --url; clean or with planted violations."""
+    places = [str(one) for one in (lake, parquet, settings.given_url) if one is not None]
+    if len(places) != 1:
+        raise click.UsageError("say where it goes: either --lake DIR, --parquet DIR or --url URL")
+    is_store = settings.given_url is not None
+    if is_store and wanted["violations"]:
+        raise click.UsageError("a store keeps the guarantees: give --violations with --lake or --parquet")
     from taskharbor.spark.session import check, local_session
 
-    check()
+    if not is_store:
+        check()
     try:
         from taskharbor_testkit.histories.generation import fill_lake, write_parquet
+        from taskharbor_testkit.histories.stores import fill_store
     except ModuleNotFoundError as missing:
         raise MissingExtra(
             "made-up histories are part of the testkit: pip install 'taskharbor-testkit[histories]'"
         ) from missing
 
-    spark, began = local_session("taskharbor history"), time.monotonic()
-    if lake is not None:
-        count = fill_lake(spark, lake, **wanted)
-    else:
-        assert parquet is not None
-        count = write_parquet(spark, parquet, **wanted)
-    seconds, rows, seed = time.monotonic() - began, wanted["rows"], wanted["seed"]
-    document = {
-        "rows": rows,
-        "planted": count,
-        "seed": seed,
-        "seconds": seconds,
-        "path": lake or str(parquet),
-    }
-    text = f"{rows:,} attempts, {count:,} violations planted, in {lake or parquet} ({seconds:.1f} s)"
+    began, count, rows, seed = time.monotonic(), 0, wanted["rows"], wanted["seed"]
+    if is_store:
+        rows = asyncio.run(fill_store(settings.url, rows=rows, days=wanted["days"], seed=seed))
+    elif lake is not None:
+        count = fill_lake(local_session("taskharbor history"), lake, **wanted)
+    elif parquet is not None:
+        count = write_parquet(local_session("taskharbor history"), parquet, **wanted)
+    place, seconds = shown_url(places[0]), time.monotonic() - began
+    document = {"rows": rows, "planted": count, "seed": seed, "seconds": seconds, "path": place}
+    text = f"{rows:,} attempts, {count:,} violations planted, in {place} ({seconds:.1f} s)"
     out.answer(settings, out.rounded(document), text)

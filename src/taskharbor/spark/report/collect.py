@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from functools import reduce
 from typing import Any, TypeAlias
 
 import msgspec
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from taskharbor.jobs import Micros
+from taskharbor.jobs import JobState, Micros, to_micros
 from taskharbor.lake.delta import Lake, Snapshot
 from taskharbor.spark.audit import AuditResult
 from taskharbor.spark.lake import gold
@@ -31,9 +33,12 @@ Movements: TypeAlias = dict[str, dict[str, list[int]]]
 
 
 def collect(
-    spark: SparkSession, lake: Lake | Snapshot, *, audit: AuditResult | None = None
+    spark: SparkSession, lake: Lake | Snapshot, *, audit: AuditResult | None = None, url: str | None = None
 ) -> data.ReportData:
-    """Count everything that the report shows. Without the result of an audit the report says that none was made."""
+    """Count everything that the report shows. Without the result of an audit the report says that none was made.
+
+    `url`: a store whose waiting jobs are counted now, by type. Otherwise they are those that the last run saw.
+    """
     made_at = time.time_ns() // 1000
     # All queries read one run of the lake, whatever is committed meanwhile.
     snapshot = lake.snapshot() if isinstance(lake, Lake) else lake
@@ -48,8 +53,11 @@ def collect(
         F.count_distinct("source", "queue").alias("queues"),
     )
     (row,) = seen.collect()
+    waiting = _waiting_in(spark, url) if url else _waiting_at_run(snapshot)
+    waiting_at = made_at if url else to_micros(datetime.fromisoformat(snapshot.record.at))
     if row.first is None:
-        return data.ReportData(sources=[], start_us=0, bucket_us=1, buckets=0, made_at_us=made_at)
+        nothing = data.ReportData(sources=[], start_us=0, bucket_us=1, buckets=0, made_at_us=made_at)
+        return msgspec.structs.replace(nothing, waiting=waiting, waiting_at_us=waiting_at)
     buckets = _buckets(read, row.first, row.last + HOUR - 1)
     by_queue = read("gold.hours").groupBy("queue").agg(F.sum("starts").alias("starts"))
     busiest = by_queue.orderBy(F.desc("starts"), "queue").limit(QUEUES_SHOWN).collect()
@@ -64,7 +72,8 @@ def collect(
     objectives, objective_step = _objectives(read("gold.objectives"), buckets)
     leases = counts.pop("leases")
     overall: dict[str, Any] = next((one.asDict() for one in durations if one.type is None), {})
-    times = ("wait_p50_us", "wait_p95_us", "run_p50_us", "run_p95_us")
+    times = ("wait_p50_us", "wait_p95_us", "wait_p99_us", "run_p50_us", "run_p95_us")
+    (peak,) = queries.busiest_minute(read("gold.minutes")).collect()
     totals = data.Totals(
         **counts,
         **{name: leases[name] for name in ("retried", "expired", "released")},
@@ -73,6 +82,8 @@ def collect(
         workers=number_of_workers,
         busiest_queue=busiest[0].queue if busiest[0].starts else None,
         busiest_executions=busiest[0].starts,
+        busiest_minute_us=peak.minute_us if peak.completions else None,
+        busiest_minute_completions=peak.completions or 0,
     )
     return data.ReportData(
         sources=row.sources,
@@ -98,7 +109,40 @@ def collect(
         most_tried=msgspec.convert(_rows(queries.most_tried(lifecycles)), list[data.JobLine]),
         objectives=objectives,
         objective_bucket_us=objective_step,
+        waiting=waiting,
+        waiting_at_us=waiting_at,
+        quarantined=snapshot.tables["quarantine.attempts"].rows,
     )
+
+
+# -- jobs that wait -----------------------------------------------------------------------------------------------
+
+_WAITING = (JobState.READY, JobState.SCHEDULED, JobState.BLOCKED)
+
+
+def _waiting_in(spark: SparkSession, url: str) -> list[data.Waiting]:
+    reader = spark.read.format("taskharbor").option("url", url).option("table", "jobs")
+    jobs = [
+        reader.option("state", state.value).load().select("queue", "type", "state", "run_at")
+        for state in _WAITING
+    ]
+    rows = queries.waiting(reduce(DataFrame.unionByName, jobs)).limit(queries.TYPES_SHOWN * 2)
+    return msgspec.convert(_rows(rows), list[data.Waiting])
+
+
+def _waiting_at_run(snapshot: Snapshot) -> list[data.Waiting]:
+    """Jobs that never ran are not in the log: the queues as the last run of each source saw them."""
+    found = [
+        data.Waiting(
+            queue=one["queue"],
+            ready=one["ready"],
+            later=one["scheduled"] + one["blocked"],
+            due_us=one["head_run_at"],
+        )
+        for queues in snapshot.record.queues.values()
+        for one in queues
+    ]
+    return sorted((one for one in found if one.ready + one.later), key=lambda one: -one.ready - one.later)
 
 
 # -- over time ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from taskharbor.jobs import SECOND, Micros
-from taskharbor.spark.report.formatting import DAY, HOUR, MINUTE, plural, time_of
+from taskharbor.spark.report.formatting import DAY, HOUR, MINUTE, count, duration, plural, time_of
 
 MOST_BUCKETS = 500
 # Up to each length of a history: the number of buckets at most, and their possible lengths.
@@ -107,12 +107,15 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     released: int = 0
     wait_p50_us: float | None = None
     wait_p95_us: float | None = None
+    wait_p99_us: float | None = None
     run_p50_us: float | None = None
     run_p95_us: float | None = None
     queues: int = 0
     workers: int = 0
     busiest_queue: str | None = None
     busiest_executions: int = 0
+    busiest_minute_us: Micros | None = None
+    busiest_minute_completions: int = 0
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +207,16 @@ class ObjectiveFigures(msgspec.Struct, frozen=True, kw_only=True):
     burn: list[float | None]
 
 
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of a store that wait to run. `later`: not due yet, or blocked by their key; `due_us`: since when the first is due."""
+
+    queue: str
+    type: str | None = None
+    ready: int = 0
+    later: int = 0
+    due_us: Micros | None = None
+
+
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of the report. `sources` names the stores without secrets; `verdict` is None without an audit.
 
@@ -232,6 +245,10 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     most_tried: list[JobLine] = []
     objectives: list[ObjectiveFigures] = []
     objective_bucket_us: Micros = 1
+    waiting: list[Waiting] = []
+    waiting_at_us: Micros | None = None
+    """When the jobs that wait were counted."""
+    quarantined: int = 0
 
     @property
     def timeline(self) -> Buckets:
@@ -242,6 +259,20 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     def total_backlog(self) -> list[float]:
         """Jobs of all queues that had not ended, per bucket."""
         return [sum(values) for values in zip(*(one.waiting for one in self.backlog), strict=True)]
+
+    @property
+    def waiting_text(self) -> str:
+        """How many jobs wait, in one sentence."""
+        ready, later = (sum(getattr(one, name) for one in self.waiting) for name in ("ready", "later"))
+        due = min((one.due_us for one in self.waiting if one.due_us is not None), default=None)
+        age = (
+            ""
+            if due is None
+            else f"; the first has been due for {duration((self.waiting_at_us or due) - due)}"
+        )
+        return (
+            f"{plural(ready, 'job')} ready to run{age}. {count(later)} not due yet or blocked by their key."
+        )
 
     @property
     def is_empty(self) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from taskharbor.spark.lake.gold import merged_sketches, percentiles
+from taskharbor.jobs import JobState
+from taskharbor.spark.lake.gold import PERCENTS, merged_sketches
 from taskharbor.spark.report.data import Buckets
 
 COUNTED = ("arrivals", "completions", "failures", "retries", "expiries", "requeues", "finished", "busy_us")
@@ -32,7 +33,7 @@ def movements(tallies: DataFrame, buckets: Buckets, label: Column) -> DataFrame:
 def waits(cells: DataFrame, buckets: Buckets) -> DataFrame:
     """(index, wait_p50_us, wait_p95_us, wait_p99_us) from the sketches of gold minutes or hours, over all queues."""
     by_bucket = cells.groupBy(_index(_time(cells), buckets)).agg(*merged_sketches())
-    return by_bucket.select("index", *percentiles("wait")).where(_is_inside(buckets))
+    return by_bucket.select("index", *interpolated("wait")).where(_is_inside(buckets))
 
 
 def loads(workers: DataFrame, buckets: Buckets) -> DataFrame:
@@ -66,7 +67,7 @@ def durations(hours: DataFrame) -> DataFrame:
     """(type, executions, wait_p50_us ... run_p99_us) of the most frequent types; the row without a type is for all."""
     executions = F.kll_sketch_get_n_bigint("run_sketch").alias("executions")
     found = hours.rollup("type").agg(*merged_sketches())
-    times = found.select("type", executions, *percentiles("wait"), *percentiles("run"))
+    times = found.select("type", executions, *interpolated("wait"), *interpolated("run"))
     return times.orderBy(F.desc("executions"), F.col("type").asc_nulls_first()).limit(TYPES_SHOWN + 1)
 
 
@@ -82,6 +83,22 @@ def errors(gold: DataFrame) -> DataFrame:
     frequent = grouped.orderBy(F.desc("count"), *keys).limit(ERRORS_SHOWN)
     named = frequent.select("*", "sample.sample_job", "sample.sample_message").drop("sample")
     return named.fillna("").replace("", "Error", ["error_type"])
+
+
+def busiest_minute(minutes: DataFrame) -> DataFrame:
+    """One row: the minute with most completions over all queues, and their number."""
+    sums = minutes.groupBy("minute").agg(F.sum("completions").alias("completions"))
+    highest = F.max(F.struct("completions", (-F.unix_micros("minute")).alias("earlier"))).alias("one")
+    return sums.agg(highest).selectExpr("one.completions", "-one.earlier AS minute_us")
+
+
+def waiting(jobs: DataFrame) -> DataFrame:
+    """Columns of `Waiting`, the most first, of jobs as they are in a store."""
+    is_ready = F.col("state") == JobState.READY.value
+    counts = (F.count_if(is_ready).alias("ready"), F.count_if(~is_ready).alias("later"))
+    due = F.unix_micros(F.min(F.when(is_ready, F.col("run_at")))).alias("due_us")
+    found = jobs.groupBy("queue", "type").agg(*counts, due)
+    return found.orderBy(F.desc(F.col("ready") + F.col("later")), "queue", "type")
 
 
 def slowest(lifecycles: DataFrame) -> DataFrame:
@@ -119,6 +136,38 @@ def _job_lines(lifecycles: DataFrame) -> DataFrame:
         F.col("total_run_us").alias("ran_us"),
         F.nullif(error, F.lit("")).alias("last_error"),
     )
+
+
+FEW = 100
+"""Up to so many values, each can be told by its rank."""
+
+
+def interpolated(metric: str) -> list[Column]:
+    """p50, p95 and p99 of a metric in microseconds, from its sketch.
+
+    Of few values they lie between the two nearest ones, as PERCENTILE_CONT has it: with two, the nearest recorded value would
+    be half of the median or twice it. This costs too much for every minute in gold.
+    """
+    sketch = F.col(f"{metric}_sketch")
+    number = F.kll_sketch_get_n_bigint(sketch)
+    # Ranks must be constants: one of these is within the share of each value.
+    ranks = [(n + 0.5) / FEW for n in range(FEW)] + [percent / 100 for percent in PERCENTS]
+
+    def each(values: Column) -> Column:
+        def nth(n: Column) -> Column:
+            return values[F.floor((n + 0.5) / number * FEW).cast("int")]
+
+        def one(place: int, percent: int) -> Column:
+            wanted = (number - 1) * (percent / 100)
+            low = nth(F.floor(wanted))
+            between = low + (nth(F.ceil(wanted)) - low) * (wanted - F.floor(wanted))
+            return F.when(number > FEW, values[FEW + place]).otherwise(F.round(between).cast("long"))
+
+        return F.array(*(one(place, percent) for place, percent in enumerate(PERCENTS)))
+
+    known = F.kll_sketch_get_quantile_bigint(sketch, F.array(*map(F.lit, ranks)))
+    found = F.when(number > 0, F.transform(F.array(known), each)[0])
+    return [found.getItem(n).alias(f"{metric}_p{percent}_us") for n, percent in enumerate(PERCENTS)]
 
 
 def _time(cells: DataFrame) -> Column:

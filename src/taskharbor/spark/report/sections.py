@@ -10,7 +10,7 @@ from taskharbor.jobs import SECOND
 from taskharbor.spark.report import charts
 from taskharbor.spark.report.charts import HALF, WIDE, Chart, Series
 from taskharbor.spark.report.data import Buckets, ReportData
-from taskharbor.spark.report.formatting import MINUTE, count, duration, percent, plural, short_count
+from taskharbor.spark.report.formatting import MINUTE, count, duration, percent, plural, time_of
 
 # Arrivals get a chart of their own if their peak is this many times higher, or the completions would be flat.
 BURST = 4
@@ -40,10 +40,12 @@ def throughput(data: ReportData) -> Section:
     arrivals = _counts("arrivals", "arrived", data.flow.arrivals, factor)
     completions = _counts("done", "completed", data.flow.completions, factor)
     most, peak = max(data.flow.arrivals, default=0), max(data.flow.completions, default=0)
-    lede = "Nothing was completed."
-    if peak:
-        at = data.timeline.moment(data.flow.completions.index(peak))
-        lede = f"The peak was {short_count(peak * factor)} completed jobs {per}, at {at}."
+    lede, busiest = "Nothing was completed.", data.totals.busiest_minute_us
+    if busiest is not None:
+        at = time_of(busiest, MINUTE, data.timeline.span_us)
+        lede = f"The busiest minute, {at}, had {plural(data.totals.busiest_minute_completions, 'completed job')}."
+        if data.bucket_us > MINUTE:
+            lede += f" The chart shows means of {duration(data.bucket_us)}."
     shown = [(202, [arrivals, completions])]
     if most > BURST * max(1, peak):
         lede += " Arrivals came in bursts and have a scale of their own."
@@ -93,7 +95,8 @@ def waiting(data: ReportData) -> Section:
     series = [one for one in series if any(value is not None for value in one.values)]
     lede = (
         f"From the time a job may run until it is taken: half within {duration(data.totals.wait_p50_us)}, "
-        f"95% within {duration(data.totals.wait_p95_us)}."
+        f"95% within {duration(data.totals.wait_p95_us)}, 99% within {duration(data.totals.wait_p99_us)}. "
+        "Percentiles of up to 100 values are interpolated; of more they are the nearest recorded value."
     )
     draw = partial(charts.percentile_chart, tall=194, buckets=data.timeline, series=series)
     return Section("Waiting time", lede, [Figure([draw], series, HALF, "narrow")])

@@ -20,7 +20,8 @@ ERRORS = 3
 def summary(data: ReportData) -> RenderableType:
     """A renderable for rich. Stored text cannot send control characters to the terminal."""
     if data.is_empty:
-        return Text("The attempt log has no rows yet.")
+        said = f"\nWaiting: {data.waiting_text}" if data.waiting else ""
+        return Text(f"The attempt log has no rows yet.{said}")
     return Group(_verdict(data.verdict), Text(), _numbers(data), Text(), _over_time(data), *_errors(data))
 
 
@@ -58,8 +59,15 @@ def _numbers(data: ReportData) -> RenderableType:
     grid.add_row("span", span_text(data.start_us, data.timeline.end_us))
     grid.add_row("jobs", jobs)
     grid.add_row("executions", f"{count(totals.executions)}: {tries}")
-    grid.add_row("wait", f"p50 {duration(totals.wait_p50_us)}, p95 {duration(totals.wait_p95_us)}")
+    grid.add_row(
+        "wait",
+        f"p50 {duration(totals.wait_p50_us)}, p95 {duration(totals.wait_p95_us)}, p99 {duration(totals.wait_p99_us)}",
+    )
     grid.add_row("run", f"p50 {duration(totals.run_p50_us)}, p95 {duration(totals.run_p95_us)}")
+    if data.waiting:
+        grid.add_row("waiting", data.waiting_text)
+    if data.quarantined:
+        grid.add_row("quarantine", f"{count(data.quarantined)} rows of the log are in quarantine.attempts")
     return grid
 
 

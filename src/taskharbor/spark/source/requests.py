@@ -49,6 +49,11 @@ def _flags(value: Any) -> Any:
     return UpdateFlags(**{name: one for name, one in value.items() if one is not None})
 
 
+_KINDS: Final[dict[str, tuple[type, str]]] = {
+    "run_at": (datetime, "a timestamp"),
+    "update": (dict, "a struct with fields of UpdateFlags, such as struct('later' AS run_at)"),
+}
+"""Types that the values of columns must have, and what to give."""
 FIELDS: Final = frozenset(JobRequest.__struct_fields__) - {PAYLOAD}
 """Columns that are fields."""
 _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -140,6 +145,9 @@ class RowsToJobs:
         fields = dict(self._defaults)
         for name, value in zip(self._fields, row, strict=True):
             if value is not None:
+                kind, wanted = _KINDS.get(name, (object, ""))
+                if not isinstance(value, kind):
+                    raise InvalidRequest(f"the column {name} holds {value!r}: give {wanted}")
                 convert = _CONVERTERS.get(name)
                 fields[name] = value if convert is None else convert(value)
                 # A row's own time wins over the option for all rows.
