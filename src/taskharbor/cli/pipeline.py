@@ -250,7 +250,7 @@ def _snapshot(place: str) -> Any:
 # -- a log to try it on --------------------------------------------------------------------------------------
 
 
-@opt.command
+@opt.command()
 @option("--rows", opt.COUNT, "How many attempts.", 100_000)
 @option("--days", opt.COUNT, "Over how many days.", 7)
 @option("--seed", int, "The same seed makes the same rows.", 0)

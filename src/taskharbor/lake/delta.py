@@ -29,6 +29,8 @@ from taskharbor.lake.tables import BRONZE, TABLES, WHOLE
 
 _APP = _KEY = "taskharbor"
 """The id of our application transactions, and our place in a commit's metadata."""
+LibraryError = DeltaError
+"""What deltalake raises."""
 
 
 class LakeChanged(TaskHarborError):

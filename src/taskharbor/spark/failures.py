@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from taskharbor.errors import BackendUnavailable, TaskHarborError
+from taskharbor.lake.delta import LibraryError
 
 _PYTHON = re.compile(r"^(?:\w+\.)*([A-Z]\w+): (.+)$", re.MULTILINE)
 """The last line of a traceback of Python, which a task sends."""
@@ -31,7 +31,7 @@ def plain_failures() -> Iterator[None]:
     """Raise failures of the block as errors of ours."""
     try:
         yield
-    except (PySparkException, Py4JError, DeltaError, OSError) as error:
+    except (PySparkException, Py4JError, LibraryError, OSError) as error:
         if isinstance(error, TaskHarborError):
             raise
         text = str(error)
