@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -88,7 +89,11 @@ def test_readers_see_whole_commits_while_runs_compaction_and_vacuum_go_on(
             keep(lake)
 
     with ThreadPoolExecutor(3) as pool:
-        others = [pool.submit(look, by_duckdb), pool.submit(look, by_spark), pool.submit(keep_on)]
+        others: list[Future[Any]] = [
+            pool.submit(look, by_duckdb),
+            pool.submit(look, by_spark),
+            pool.submit(keep_on),
+        ]
         try:
             for run in range(2, runs + 1):
                 add(lake, run)
@@ -122,8 +127,8 @@ def test_a_table_that_is_compacted_during_a_run_is_computed_again(spark: SparkSe
 
     def compute(run: int, between: Callable[[Lake], object], table: object) -> _Change:
         files = files_of(lake, run)
-        version = lake.table(TABLE).delta
-        computed.append(version and version.version())
+        delta = lake.table(TABLE).delta
+        computed.append(None if delta is None else delta.version())
         if len(computed) == 1:
             between(lake)
         return _Change(files)
