@@ -22,7 +22,7 @@ from broker.broker_loops import PATIENCE, rounds_until, wait_until, waiting_clai
 from needing import Certificate
 from taskharbor.broker import calls, server
 from taskharbor.broker.admission import host_names, is_known_host
-from taskharbor.broker.quotas import Rates
+from taskharbor.broker.config import Rates
 from taskharbor.broker.routes import ROUTES
 from taskharbor.broker.server import BoundedProtocol, check_exposure
 from taskharbor.broker.tokens import find_caller, parse_token, read_token_file

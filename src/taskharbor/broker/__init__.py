@@ -5,9 +5,8 @@ passes through them:
 
     server            accepted connections, bounded headers, TLS, a graceful stop
     app               makes the application: every path with its handler, and the OpenAPI document
-    config, tokens    limits, and the tokens of callers
+    config, tokens    limits, the counters that hold callers to them, and the tokens of callers
     admission         checks of a request: host, origin, token, scope, rate, leadership. Then the handler of its path
-    quotas            how often callers call, and how much each holds at once
     request_response  the body and the answer of a request, their bounds, and clients that leave
     routes            the JSON API's table of routes, and the handling of one
     models            bodies, queries and answers of the JSON API, derived from the records; the command line's JSON as well

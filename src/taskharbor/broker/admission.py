@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from taskharbor.broker.config import Rates, Shares
 from taskharbor.broker.error_responses import Problem, invalid, not_leader, problem_of
-from taskharbor.broker.quotas import Rates, Shares
 from taskharbor.broker.request_response import ClientGone, Exchange, too_large
 from taskharbor.broker.runtime import Service
 from taskharbor.broker.tokens import Caller, find_caller

@@ -12,9 +12,8 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.config import BrokerConfig, Rates
 from taskharbor.broker.error_responses import Problem, invalid
-from taskharbor.broker.quotas import Rates
 from taskharbor.broker.tokens import Caller
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver, Page

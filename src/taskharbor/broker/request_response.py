@@ -11,9 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Message, Receive, Send
 
-from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.config import BrokerConfig, Shares
 from taskharbor.broker.error_responses import Problem
-from taskharbor.broker.quotas import Shares
 
 T = TypeVar("T")
 

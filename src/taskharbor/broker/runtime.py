@@ -13,9 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from taskharbor.broker.calls import Calls
-from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.config import BrokerConfig, Rates, Shares
 from taskharbor.broker.error_responses import Problem
-from taskharbor.broker.quotas import Rates, Shares
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Wait

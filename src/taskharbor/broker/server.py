@@ -22,8 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from taskharbor.broker.admission import ABORT, BrokerApp
-from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.quotas import Shares
+from taskharbor.broker.config import BrokerConfig, Shares
 from taskharbor.drivers.waiting import set_within
 from taskharbor.errors import InvalidRequest
 from taskharbor.worker.health import is_loopback

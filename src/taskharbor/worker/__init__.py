@@ -3,9 +3,8 @@
 The modules, in the order in which a job passes through them:
 
 - `worker`: the worker that a user starts. It shares its jobs out and starts both sides.
-- `backend_loop`: starts and stops the loops on the backend's side, and sweeps.
+- `backend_loop`: starts and stops the loops on the backend's side, keeps leases until they are settled, and sweeps.
 - `fetch`: leases jobs.
-- `heartbeat`: keeps their leases until they are settled.
 - `heartbeat_process`: keeps leases from another process while a handler holds the interpreter lock.
 - `run`: runs handlers on the event loop, on threads, or many jobs in one call.
 - `processes`: runs handlers in processes of their own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskharbor.drivers.http import HttpDriver
-from taskharbor.drivers.http.options import TOKEN, parse_url
+from taskharbor.drivers.http.broker_connections import TOKEN, parse_url
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.broker_protocol import VERSION, encode
 from taskharbor.drivers.contract import AttemptPage, Capabilities, Driver, Enqueued, Page, Woken
-from taskharbor.drivers.http.broker_connections import Brokers
-from taskharbor.drivers.http.options import HttpOptions, parse_url
+from taskharbor.drivers.http.broker_connections import Brokers, HttpOptions, parse_url
 from taskharbor.drivers.records import Greeting
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import SECOND, Attempt, JobRecord, Micros

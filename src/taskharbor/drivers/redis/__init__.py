@@ -3,7 +3,7 @@
 In the order in which a call passes through them:
 
 - `options`: reads the URL.
-- `driver`: the contract.
+- `driver`: the contract, and advice on the servers' settings.
 - `enqueue`, `leases`, `operate`, `log`: one module per kind of call.
 - `records`: stored jobs as records.
 - `store`: the keys of queues, and calls whose answer was lost.
@@ -12,7 +12,6 @@ In the order in which a call passes through them:
 - `library` and `lua/`: the functions that run on the server.
 - `listener`: notifications for waiters.
 - `errors`: TaskHarbor's errors for the errors of Redis.
-- `advice`: the servers' settings, for `taskharbor doctor`.
 """
 
 from taskharbor.drivers.redis.driver import RedisDriver

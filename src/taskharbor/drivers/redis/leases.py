@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import logging
 import math
+import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar
@@ -28,9 +29,9 @@ from taskharbor.drivers.redis.connection import ConnectionLost, Server, SharedCo
 from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.errors import code_of
 from taskharbor.drivers.redis.library import RedisCall, Word
-from taskharbor.drivers.redis.records import NONCE_LENGTH, LeaseFront, encode, leased_records
-from taskharbor.drivers.redis.repair import UNLOADABLE, set_aside
+from taskharbor.drivers.redis.records import NONCE_LENGTH, LeaseFront, encode, leased_records, record_from
 from taskharbor.drivers.redis.store import RedisStore
+from taskharbor.drivers.validation import check_records
 from taskharbor.errors import (
     BackendUnavailable,
     JobError,
@@ -54,6 +55,8 @@ _REST = 1.0
 _LONG_REST = 60.0
 """Seconds without blocking claims after the server refused one, and after it refused XREAD to this user."""
 _VIEWS = 1000
+UNLOADABLE = (ValueError, LookupError, TypeError, struct.error)
+"""Errors of reading a stored job."""
 
 
 class Claims:
@@ -313,3 +316,50 @@ def _lease(extension: Extension, answer: Any) -> Lease | JobError:
         return job_error(extension.job_id, answer)
     expires_at, is_cancelled = answer
     return Lease(extension.job_id, extension.token, expires_at, bool(is_cancelled))
+
+
+# -- stored jobs that no call could have stored: damaged, or written by another program -------------------------
+# One such job would stop every call that meets it. They are removed from the queue. Their bytes stay in the hash `damaged`
+# beside the queue's keys.
+
+
+async def set_aside(store: RedisStore, queue: str, now: Micros) -> list[str]:
+    """Remove the jobs of a queue that cannot be loaded. Returns what was found."""
+    keys = store.keys(queue)
+    damaged = [
+        (job_id, value)
+        for family in ("waiting_job", "active_job", "finished_job")
+        async for job_id, value in _pairs(store, keys[family])
+        if not _is_whole(job_id, queue, value)
+    ]
+    named = [pair for family in ("waiting_key", "active_key") async for pair in _pairs(store, keys[family])]
+    found: list[str] = []
+    for job_id, value in damaged:
+        own = [key for key, holder in named if holder == job_id]
+        # The server looks again: a job that was moved meanwhile stays.
+        _, is_removed = await store.ask("set_aside", queue, now, keys["damaged"], job_id, value, *own)
+        if is_removed:
+            name = job_id[:200].decode(errors="backslashreplace")
+            found.append(f"job {name!r} of queue {queue!r} could not be loaded: it was removed")
+            log.error("%s; its bytes are in the hash %s", found[-1], keys["damaged"])
+    return found
+
+
+def _is_whole(job_id: bytes, queue: str, value: bytes) -> bool:
+    try:
+        record = record_from(job_id.decode(), queue, value, 0)
+        record.payload = b""  # A copy of a dead job may be larger than a request.
+        check_records([record])
+    except UNLOADABLE:
+        return False
+    return True
+
+
+async def _pairs(store: RedisStore, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
+    cursor: Any = 0
+    while True:
+        cursor, found = await store.command("HSCAN", key, cursor, "COUNT", 1000)
+        for pair in zip(found[::2], found[1::2], strict=True):
+            yield pair
+        if int(cursor) == 0:
+            return

@@ -15,7 +15,7 @@ import msgspec
 
 from taskharbor.clock import BackendClock
 from taskharbor.errors import BackendUnavailable
-from taskharbor.worker.heartbeat import HeartbeatLoop
+from taskharbor.worker.backend_loop import HeartbeatLoop
 from taskharbor.worker.run import Hold, Runner
 from taskharbor.worker.settle import SettleLoop
 from taskharbor_testkit.model import Model
