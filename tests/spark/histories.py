@@ -99,6 +99,7 @@ class Life:
         self.now = now
         self.jobs: list[str] = []
         self.tokens: list[tuple[str, str]] = []
+        self.leased: dict[str, JobRecord] = {}
 
     async def live(self, steps: int) -> None:
         for queue, limit in (("plain", None), ("limited", LIMIT)):
@@ -141,14 +142,18 @@ class Life:
         queue, limit, span = pick(QUEUES), pick((1, 2, 5)), pick((1, 2, 5)) * SECOND
         leased = await driver.reserve(queue, limit=limit, lease_for=span, now=late, worker=worker)
         self.tokens += [(job.id, job.token or "") for job in leased]
+        self.leased |= {job.id: job for job in leased}
 
     async def _settle(self, driver: Driver, late: Micros) -> None:
         if self.tokens:
             lease, soon = self.chance.choice(self.tokens[-6:]), self.now + self.chance.choice((0, SECOND))
+            job = self.leased[lease[0]]
+            failures, fail = job.attempts + 1, contract.Fail(*lease, job.attempts + 1, BOOM)
             ends: list[contract.Settlement] = [
                 *[contract.Ack(*lease)] * 2,
-                contract.RetryAt(*lease, soon, 1, BOOM),
-                contract.Fail(*lease, 1, BOOM),
+                # As a worker does.
+                contract.RetryAt(*lease, soon, failures, BOOM) if job.spent + 1 < job.max_attempts else fail,
+                fail,
                 contract.Release(*lease, self.chance.choice((None, soon))),
                 contract.Discard(*lease, BOOM),
             ]

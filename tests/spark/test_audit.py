@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,24 +20,30 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from drivers.postgres.harness import Raw
 from spark.histories import LIMIT, NO_LEASE, START, Row, Told, at, frames, life_on, live, row
+from spark.histories import QUEUES as LIFE_QUEUES
 from spark.stores import compiling
+from taskharbor.bulk.tables import JOBS
 from taskharbor.cli.root import root
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.jobs import JobState
 from taskharbor.spark.audit import Kind, audit, audit_store
+from taskharbor.spark.audit.stored import Stored
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
-from taskharbor_testkit.histories import generate, queue_limits
+from taskharbor_testkit.histories import generate, generate_with_store, queue_limits
 from taskharbor_testkit.histories.planting import PLANTERS
 from taskharbor_testkit.servers import drop_schema, given_or_shared_postgres, with_fresh_schema
 from taskharbor_testkit.simulation.scenario import write_scenario
 from taskharbor_testkit.simulation.world import World
 
 pytestmark = pytest.mark.timeout(600)  # The first test waits for the audit of all.
-JOBS = "source string, id string, state string, fence long, created_at timestamp"
+QUEUES = "source string, queue string, paused boolean, max_inflight int, inflight long"
+READ_AT, WAITING_LIMIT = 50_000, timedelta(hours=1)
+"""When the store was read, in seconds after the start of the cases, and how long a job may wait."""
 LIMITS = "source string, queue string, max_inflight int, observed_at timestamp"
 
 
@@ -47,12 +54,21 @@ class Case(NamedTuple):
     finds: str = ""
     limits: Sequence[tuple[int | None, float]] = ()
     """W, seen at"""
-    live: Sequence[tuple[str, str, int]] | None = None
-    """job, state, fence"""
+    live: Sequence[Row] | None = None
+    """Jobs in the store."""
+    later: str = ""
+    """Rows that came into the log before the jobs were read, or after that."""
+    is_paused: bool = False
 
     def rows(self) -> list[Row]:
+        return self._rows_of(self.log, 1)
+
+    def later_rows(self) -> list[Row]:
+        return self._rows_of(self.later, 1000)
+
+    def _rows_of(self, log: str, first: int) -> list[Row]:
         found = []
-        for seq, text in enumerate(self.log.split(", "), 1):
+        for seq, text in enumerate(filter(None, log.split(", ")), first):
             lease, times, *words = text.split()
             job, fence = lease.split(":")
             start, _, end = times.rpartition("-")
@@ -62,6 +78,8 @@ class Case(NamedTuple):
             for word in words:
                 name, _, value = word.rpartition("=")
                 values[name or "outcome"] = float(value) if name.endswith("_at") else value
+            if values.get("outcome") == "retried":
+                values.setdefault("state", "ready")
             found.append(row(**values | {"seq": int(values["seq"])}))
         return found
 
@@ -75,7 +93,7 @@ class Case(NamedTuple):
 
 
 def cases(text: str) -> dict[str, Case]:
-    """A case is `name: row, row => finding, finding | W limit@seen... | store job:state:fence...`.
+    """A case is `name: row, row => finding, finding | W limit@seen... store job:state:fence name=value... later row, row`.
 
     A row of the log is `job:fence start-end outcome name=value...`, or `@end` if it ended no lease. It is done unless it says
     otherwise. A finding is `kind job:fence/other`, and the other is a fence, or a job and its fence.
@@ -85,11 +103,30 @@ def cases(text: str) -> dict[str, Case]:
         name, _, case = line.partition(": ")
         told, _, around = case.partition(" | ")
         log, _, finds = told.partition(" => ")
+        around, _, later = around.partition(" later ")
         limits = re.findall(r"(\d+|none)@(\d+)", around)
         seen = [(None if most == "none" else int(most), float(when)) for most, when in limits]
-        live = [(job, state, int(fence)) for job, state, fence in re.findall(r"(\w+):(\w+):(\d+)", around)]
-        made[name] = Case(log, finds, seen, live or None)
+        live = [
+            {"id": job, "state": state, "fence": int(fence)} | dict(re.findall(r"(\w+)=(\S+)", more))
+            for job, state, fence, more in re.findall(r"(\w+):(\w+):(\d+)((?: \w+=\S+)*)", around)
+        ]
+        made[name] = Case(log, finds, seen, live or None, later, "paused" in around)
     return made
+
+
+def stored(job: Row) -> Row:
+    """A job in the store: by default with all its attempts used up, and due far in the future."""
+    numbers = {"attempts": 5, "max_attempts": 5} | dict.fromkeys(("stalls", "max_stalls", "priority"), 0)
+    times = {"created_at": START, "run_at": at(READ_AT + 1), "finished_at": None}
+    texts = {"queue": "default", "type": "send", "codec": "json", "payload": b""}
+    made: Row = dict.fromkeys(job_columns.name for job_columns in JOBS) | numbers | times | texts | job
+    kinds = {"int32": int, "int64": int, "timestamp[us, tz=UTC]": lambda value: at(float(value))}
+    changed = {
+        name: kinds.get(str(JOBS.field(name).type), str)(value)
+        for name, value in job.items()
+        if name in JOBS.names and isinstance(value, str)
+    }
+    return made | changed
 
 
 BROKEN = cases("""
@@ -117,7 +154,7 @@ ended before it began: a:1 10-9 => times_out_of_order a:1
 leased long before it was created: a:1 10-20 created_at=15.5 => times_out_of_order a:1
 over before it began: a:1 10-12 expired lease_expires_at=10 => times_out_of_order a:1
 done, and yet ready: a:1 10-20 state=ready => state_contradicts_outcome a:1
-requeued to be scheduled: a:1 10-20 dead, a:1 @30 requeued state=scheduled => state_contradicts_outcome a:1
+requeued, and dead: a:1 10-20 dead, a:1 @30 requeued state=dead => state_contradicts_outcome a:1
 done without a lease: a:0 @20 => lease_contradicts_outcome a:0
 merged under a lease: a:1 10-20 merged => lease_contradicts_outcome a:1
 an outcome nobody knows: a:1 10-20 vanished state=done => unknown_outcome a:1
@@ -128,6 +165,36 @@ a copied row does not count twice in W: a:1 10-20, a:1 10-20 seq=1, b:1 12-20 =>
 the store has lost a job: a:1 10-20 retried, b:1 10-20 => lost_job a:1 | store b:done:1
 the store has an older state than the log: a:1 10-20 retried, a:2 30-40 retried, b:1 10-20
     => store_contradicts_log a:2/1, store_contradicts_log b:1/1 | store a:ready:1 b:ready:1
+the store has a lease that the log has ended: a:1 10-20 retried
+    => store_contradicts_log a:1/1 | store a:inflight:1
+a lease of more than a day: a:1 10-20 lease_expires_at=86426 => lease_too_long a:1
+two workers ended one lease: a:1 10-20 retried worker=w1, a:1 10-21 retried worker=w2
+    => settled_by_another a:1/1, fence_used_twice a:1/1, overlapping_leases a:1/1
+a failed job was to wait, and was leased as if it had not failed:
+    a:1 10-20 retried state=scheduled, a:2 30-40 run_at=14.999999 => retried_too_early a:2/1
+the next lease was before this one: a:1 50-60 retried, a:2 10-20 => time_went_back a:2/1
+done, and with an error: a:1 10-20 error_type=ValueError => done_with_error a:1
+the type of a job changed: a:1 10-20 retried, a:2 30-40 type=other => job_changed a:2/1
+the key of a job changed: a:1 10-20 retried key=k, a:2 30-40 key=l => job_changed a:2/1
+a job lost its key: a:1 10-20 retried key=send, a:2 30-40 => job_changed a:2/1
+the queue of a job changed: a:1 10-20 retried, a:2 30-40 queue=other => job_changed a:2/1
+a job ran and was merged: a:1 10-20 retried key=k, a:1 @30 merged key=k => ran_and_merged a:1/1
+dead by an expired lease with executions left:
+    a:1 10-40 expired state=dead, b:1 10-40 expired state=dead => died_too_early a:1/1, died_too_early b:1/1
+    | store a:dead:1 attempts=0 stalls=1 max_attempts=2 b:dead:1 attempts=0 stalls=1 max_attempts=1 max_stalls=2
+more executions than allowed: a:1 10-20 retried, a:2 30-60 expired, a:3 70-80 => too_many_executions a:3/3
+    | store a:done:3 max_attempts=2
+more stalls than allowed: a:1 10-40 expired, a:2 50-80 expired => too_many_executions a:2/2
+    | store a:ready:2 max_stalls=1
+more executions than allowed, twice: a:1 10-20 retried, a:2 30-40 dead, a:2 @50 requeued, a:3 60-70 retried, a:4 80-90
+    => too_many_executions a:4/4 | store a:done:4 max_attempts=1
+done without a row in the log: old:1 1-2, new:1 4000-4001 => done_without_row a:1
+    | store old:done:1 new:done:1 a:done:1 created_at=10 finished_at=20
+done without a row, after another lease: old:1 1-2, a:1 30-40 retried created_at=10, new:1 4000-4001 => done_without_row a:1
+    | store old:done:1 new:done:1 a:done:2 created_at=10 finished_at=20
+waiting for hours, without any lease and after one: a:1 10-20 retried => left_waiting a:1, left_waiting b:0
+    | store a:scheduled:1 run_at=30 b:ready:0 run_at=30
+waiting for hours in a queue with free places: a:1 10-20 => left_waiting b:0 | W 2@0 store a:done:1 b:ready:0 run_at=30
 """)
 BROKEN["a lease that began many buckets before still counts"] = Case(
     f"a:1 10-5000 lease_expires_at=5030, {', '.join(f's{n}:1 {30 + n}-{30.5 + n}' for n in range(2, 900))}, b:1 4999-5001",
@@ -141,6 +208,7 @@ leases without extent, all at one instant: a:1 10-10 released, a:2 10-10 release
 an expired lease frees its place before anybody sweeps: a:1 10-60 expired state=dead, b:1 40-50 | W 1@0
 requeued, and the fence goes on:
     a:1 10-20 dead, a:1 @30 requeued, a:2 40-50 dead, a:2 @60 requeued state=blocked, a:2 @70 merged
+requeued for later: a:1 10-20 dead, a:1 @30 requeued state=scheduled run_at=50, a:2 60-70 run_at=50
 an expired job that absorbed one which is due later:
     a:1 10-40 expired state=scheduled key=k, b:0 @40 merged key=k, a:2 90-95 key=k
 the first rows of a job have been removed by retention: a:4 10-20 retried seq=7, a:5 30-40 seq=9
@@ -155,9 +223,46 @@ between two limits the larger one counts:
 around no limit nothing is checked:
     j1:1 150.1-160, j2:1 150.2-160, j3:1 150.3-160 | W 1@0 none@200 1@400
 the store is ahead of the log: a:1 10-20 retried, b:1 10-20 dead, c:1 10-20 | store a:inflight:2 b:ready:1
+a heartbeat came just before the end of a lease of a day: a:1 10-20 lease_expires_at=86420
+a client with a clock that is behind made a job wait that was due:
+    a:1 10-20 retried state=scheduled, a:2 20-30 run_at=15
+one that tried again at once: a:1 10-20 retried, a:2 20-30 run_at=0
+a job with a key takes over the type and the time of another:
+    a:1 10-20 retried state=scheduled key=k run_at=9, a:2 20-30 key=k type=other run_at=1
+an expired job is dead when all is used up: a:1 10-40 expired, a:2 50-80 expired state=dead, b:1 10-40 expired state=dead
+    | store a:dead:2 attempts=0 stalls=2 max_attempts=2 b:dead:1 attempts=0 stalls=1 max_attempts=9 max_stalls=1
+a handler gives up: a:1 10-20 dead | store a:dead:1 attempts=1
+a released lease spends nothing: a:1 10-20 released, a:2 20-30 released, a:3 30-40 released, a:4 40-50
+    | store a:done:4 max_attempts=1
+fresh counts after a requeue, or a budget for stalls: a:1 10-20 dead, a:1 @30 requeued, a:2 40-50, b:1 10-40 expired, b:2 50-60
+    | store a:done:2 max_attempts=1 b:done:2 max_attempts=1 max_stalls=2
+a job that is never tried is tried once: a:1 10-20 | store a:done:1 max_attempts=0
+more executions by another request with the key: a:1 10-20 retried key=k, a:2 30-40 key=k | store a:done:2 key=k max_attempts=1
+a job ended while the store was read: old:1 1-2, a:1 30-40 retried created_at=10
+    | store old:done:1 a:done:2 created_at=10 finished_at=60 b:done:1 created_at=10 finished_at=60
+    later a:2 50-60 created_at=10, b:1 50-60 created_at=10, c:1 4000-4001
+a job has just ended, and its row cannot be read yet: old:1 1-2, new:1 3000-3001
+    | store old:done:1 new:done:1 a:done:1 created_at=10 finished_at=20
+a job ended and was removed while the store was read: a:1 10-20 retried | store b:cancelled:0 later a:2 30-40
+a new job came after the store was read: a:1 10-20 | store a:done:1 later b:1 30-40 retried
+the row of a job that is done was removed by retention: b:1 30-40 created_at=20, new:1 4000-4001
+    | store a:done:1 finished_at=20 b:done:1 created_at=20 new:done:1
+due for less than the limit: a:1 10-46401 released lease_expires_at=46500 | store a:ready:1 run_at=9 b:ready:0 run_at=46401
+    c:ready:0 run_at=9 created_at=46401
+waiting in a paused queue: a:1 10-20 | paused store a:done:1 b:ready:0 run_at=30
+waiting in a queue that is full: a:1 10-20 | W 1@0 store a:done:1 b:ready:0 run_at=30 c:inflight:1
+waiting in a queue that has just ended a lease: a:1 10-20 | W 1@0 store a:done:1 b:ready:0 run_at=30
+    later d:1 49990-49995 run_at=49980
+waiting behind a job of its key: a:1 10-20 key=k | store a:done:1 b:ready:0 run_at=30 key=k
+claimed since then: a:1 10-20 retried | store a:ready:2 run_at=30 b:ready:1 run_at=30 later a:2 50-60 retried, a:3 70-80
+blocked for hours: a:1 10-20 | store a:done:1 b:blocked:0 run_at=30
+a schedule goes on for ever:
+    a:1 10-20 released key=k run_at=10 state=scheduled, a:2 30-31 released key=k run_at=30 state=scheduled, a:3 40-41 released
+    key=k run_at=40 state=scheduled | store a:scheduled:3 key=k run_at=50 max_attempts=1
 """)
 
 CASES = BROKEN | CLEAN
+ALIKE = ("state", "fence", "key", "queue", "created_at")
 
 
 # -- one audit of all ---------------------------------------------------------------------------------------------
@@ -185,16 +290,21 @@ def found(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory:
     lives, rows = (4, 4_000) if is_small else (40, 30_000)
     told = drivers_lives(tmp_path_factory.mktemp("lives"), seed, lives)
     with nullcontext() if is_small else compiling(spark):
-        logs, jobs, limits = cases_and(spark, told)
-        clean, nothing = generate(spark, rows=rows, seed=seed, days=DAYS)
+        logs, store, limits = cases_and(spark, told)
+        clean, nothing, kept = generate_with_store(spark, rows=rows, seed=seed, days=DAYS)
         wanted = PER_KIND * len(PLANTERS)
-        broken, planted = generate(spark, rows=rows, seed=seed + 1, days=DAYS, violations=wanted)
-        for name, log in (("clean", clean), ("broken", broken)):
-            logs = logs.unionByName(log.withColumn("source", F.lit(name)))
+        broken, planted, other = generate_with_store(
+            spark, rows=rows, seed=seed + 1, days=DAYS, violations=wanted
+        )
+        for name, log, jobs in (("clean", clean, kept), ("broken", broken, other)):
+            rows_of = log.withColumn("source", F.lit(name))
+            logs, later = logs.unionByName(rows_of), store.later.unionByName(rows_of)
+            jobs = store.jobs.unionByName(jobs.withColumn("source", F.lit(name)))
+            store = store._replace(later=later, jobs=jobs)
             limits = limits.unionByName(queue_limits(spark, rows=rows, days=DAYS, source=name))
         logs.persist()
         violations = defaultdict(list)
-        for one in audit(logs, live_jobs=jobs, limits=limits).collect():
+        for one in audit(logs, stored=store, limits=limits).collect():
             violations[one["source"]].append(one)
         tally = logs.where("source = 'clean'").groupBy("queue", "outcome").count().collect()
         logs.unpersist()
@@ -202,25 +312,34 @@ def found(request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory:
         return Found(violations, told, tally, {(one[0], one[1]) for one in planted.collect()}, rows)
 
 
-def cases_and(spark: SparkSession, told: dict[str, Told]) -> tuple[DataFrame, DataFrame, DataFrame]:
-    """Attempts, jobs and limits."""
+def cases_and(spark: SparkSession, told: dict[str, Told]) -> tuple[DataFrame, Stored, DataFrame]:
+    """Attempts, the store and limits."""
     rows: list[Row] = []
-    live: list[tuple[Any, ...]] = []
+    later: list[Row] = []
+    live: list[Row] = []
+    queues: list[tuple[Any, ...]] = [(name, queue, True, None, 0) for name in told for queue in LIFE_QUEUES]
     for name, case in CASES.items():
         made = case.rows()
         rows += [one | {"source": name} for one in made]
+        later += [one | {"source": name} for one in [*made, *case.later_rows()]]
         # Where a case says nothing of the store, it has what the log ended with.
-        last = {one["job_id"]: (one["job_id"], one["state"], one["fence"]) for one in made}
-        live += [(name, *job, START) for job in (last.values() if case.live is None else case.live)]
+        last = {one["job_id"]: {"id": one["job_id"]} | {key: one[key] for key in ALIKE} for one in made}
+        jobs = [stored(job) | {"source": name} for job in (last.values() if case.live is None else case.live)]
+        live += jobs
+        most = case.limits[-1][0] if case.limits else None
+        held = sum(job["state"] == "inflight" for job in jobs)
+        queues.append((name, "default", case.is_paused, most, held))
     limits = [(name, "default", most, at(seen)) for name, case in CASES.items() for most, seen in case.limits]
     # Operators of simulated fleets change the limits while they run, and the log does not tell when.
     limits += [(name, "limited", LIMIT, at(0)) for name in told if not name.startswith("simulation")]
     logs, jobs = frames(spark, told)
-    known = jobs.select("source", "id", "state", "fence", "created_at")
     columns = StructType([*ATTEMPT_COLUMNS, StructField("source", StringType())])
-    attempts = spark.createDataFrame(rows, columns).unionByName(logs)
-    stored = spark.createDataFrame(live, JOBS).unionByName(known)
-    return attempts, stored, spark.createDataFrame(limits, LIMITS)
+    attempts, after = (spark.createDataFrame(one, columns).unionByName(logs) for one in (rows, later))
+    job_columns = StructType([*from_arrow_schema(JOBS), StructField("source", StringType())])
+    known = spark.createDataFrame(live, job_columns).unionByName(jobs)
+    seen = spark.createDataFrame(queues, QUEUES)
+    store = Stored(known, seen, after, at(READ_AT), WAITING_LIMIT)
+    return attempts, store, spark.createDataFrame(limits, LIMITS)
 
 
 def drivers_lives(folder: Path, seed: int, lives: int) -> dict[str, Told]:
@@ -325,7 +444,7 @@ def test_a_seed_makes_the_same_rows_however_many_tasks_share_the_work(spark: Spa
 
 def test_the_command_writes_attempts_queues_and_what_was_planted(spark: SparkSession, tmp_path: Path) -> None:
     nowhere = CliRunner().invoke(root, ["history", "--rows", "10"])
-    assert (nowhere.exit_code, "either --lake DIR or --parquet DIR" in nowhere.output) == (2, True)
+    assert (nowhere.exit_code, "either --lake DIR, --parquet DIR or" in nowhere.output) == (2, True)
     folder = tmp_path / "made"
     words = f"history --rows 500 --days 1 --violations 17 --json --parquet {folder}"
     answer = CliRunner().invoke(root, words.split())

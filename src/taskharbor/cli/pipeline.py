@@ -132,15 +132,27 @@ def _stops_at_signals(say: Callable[[str], None]) -> threading.Event:
 
 
 @pipeline.command()
+@option(
+    "--waiting-limit", opt.duration, "With --url: a job that is due for longer, unclaimed, is a violation."
+)
 @_session_options
-def audit(settings: Invocation, place: str, master: str | None) -> int:
-    """Check the guarantees over everything the lake holds; exit with 1 where one was broken."""
+def audit(settings: Invocation, place: str, waiting_limit: timedelta | None, master: str | None) -> int:
+    """Check the guarantees over everything the lake holds, and with --url beside that store; exit with 1 where one was broken."""
     checked = _snapshot(place)
+    url = settings.url if settings.given_url or settings.environment_url or settings.app else None
+    if url is not None:
+        from taskharbor.spark.audit.run import held_source
+
+        opt.require_store(settings)
+        # The environment's store need not be one of this lake. One that is given has to be.
+        url = url if settings.given_url or held_source(checked, url) else None
+    if waiting_limit is not None and url is None:
+        raise click.UsageError("--waiting-limit is about jobs in a store: give its --url")
     with _session(settings, place, master) as (spark, _, show):
         from taskharbor.spark.audit import audit_lake
 
         show("audit", 0, 1)
-        result = audit_lake(spark, checked)
+        result = audit_lake(spark, checked, url=url, waiting_limit=waiting_limit)
     if settings.json:
         out.emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
     else:
@@ -152,6 +164,9 @@ def audit(settings: Invocation, place: str, master: str | None) -> int:
             screen.print(cell(f"{count:>8,}  {kind}", "red"))
         for one in result.examples:
             screen.print(cell(f"{one.kind}: {one.text}"))
+        if result.unchecked:
+            missing = "--url of the store" if url is None else "--waiting-limit"
+            screen.print(cell(f"not checked without {missing}: {', '.join(result.unchecked)}"))
     return 0 if result.is_clean else FAILED
 
 

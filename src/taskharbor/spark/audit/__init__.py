@@ -3,8 +3,9 @@
 `audit` takes the attempt log as a DataFrame and gives one row per violation; `audit_lake` and `audit_store` read it from
 where it is. Each check is a pure function from rows to violations.
 
-run         all checks together over a log, the check against the store, and the result
+run         all checks together over a log, a lake or a store, and the result
 checks      the checks of single rows, of a job's rows in their order, of keys and of max_inflight
+stored      the checks of a log beside the jobs of its store
 violations  rules over rows, the violations they make, and what a lease is
 """
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from functools import reduce
+from importlib.resources import files
 from operator import or_
 from typing import NamedTuple
 
@@ -51,10 +52,27 @@ class Kind(StrEnum):
     UNKNOWN_OUTCOME = "unknown_outcome"
     DUPLICATE_ROW = "duplicate_row"
     """The same row of the log, or the same end of a lease, is there more than once."""
+    LEASE_TOO_LONG = "lease_too_long"
+    SETTLED_BY_ANOTHER = "settled_by_another"
+    RETRIED_TOO_EARLY = "retried_too_early"
+    """A failed job was to wait, and its next lease was due before it failed."""
+    TIME_WENT_BACK = "time_went_back"
+    """A later row has a lease that began before that of an earlier row."""
+    DONE_WITH_ERROR = "done_with_error"
+    JOB_CHANGED = "job_changed"
+    """The queue or the key of a job changed, or the type of one without a key."""
+    RAN_AND_MERGED = "ran_and_merged"
+    """Merged into another job although it was not blocked: it had run before."""
     LOST_JOB = "lost_job"
     """Its last state is not terminal and the store does not have it."""
     STORE_CONTRADICTS_LOG = "store_contradicts_log"
     """The store is behind what the log says had happened before."""
+    DIED_TOO_EARLY = "died_too_early"
+    """An expired lease ended the job, and its executions were not used up."""
+    TOO_MANY_EXECUTIONS = "too_many_executions"
+    DONE_WITHOUT_ROW = "done_without_row"
+    LEFT_WAITING = "left_waiting"
+    """Due for longer than the limit that was asked for, and nobody claimed it."""
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,46 +97,55 @@ _NAME = re.compile(r"\{([\w.]+)\}")
 
 
 class Rule(NamedTuple):
-    """Broken by a row where `broken` is true of it. The row must have source, queue, job_id and fence.
-
-    `text` has a {name} for every value: a column of the row, `at`, or one of `values`.
-    """
+    """Broken by a row where its condition is true. The row must have source, queue, job_id and fence. Its fields but for kind and
+    text are SQL."""
 
     kind: Kind
-    broken: Column
+    # What is said of the job, with a {name} for every value: a column of the row, or `at`, the instant of the violation.
     text: str
-    at: Column | None = None
-    """The instant of the violation; None: that of the row's end."""
-    other_job_id: Column | None = None
-    other_fence: Column | None = None
-    values: Mapping[str, Column] = {}
+    # Empty: the column of the kind's name.
+    condition: str = ""
+    at: str = "ended_at"
+    other_job_id: str = "NULL"
+    other_fence: str = "NULL"
+
+
+def rules(sentences: Mapping[Kind, str], *, at: str = "ended_at", other_fence: str = "NULL") -> list[Rule]:
+    return [Rule(kind, text, at=at, other_fence=other_fence) for kind, text in sentences.items()]
+
+
+def query(name: str, parameters: Mapping[str, object], **tables: DataFrame) -> DataFrame:
+    """Run the SQL of a file beside this one over these tables."""
+    spark = next(iter(tables.values())).sparkSession
+    known = {"slack": CLOCK_SLACK_SECONDS} | dict(parameters)
+    return spark.sql(files(__package__).joinpath(f"{name}.sql").read_text("utf-8"), known, **tables)
 
 
 def broken(rows: DataFrame, *rules: Rule) -> DataFrame:
     """Return one violation for every rule that a row breaks, in one pass over the rows."""
     # Almost no row breaks a rule. The rows that do are found before any sentence is made.
-    suspects = rows.where(reduce(or_, (F.coalesce(rule.broken, F.lit(False)) for rule in rules)))
-    findings = F.array(*(F.when(rule.broken, _finding(rule)) for rule in rules))
+    conditions = [F.expr(rule.condition or str(rule.kind)) for rule in rules]
+    suspects = rows.where(reduce(or_, (F.coalesce(one, F.lit(False)) for one in conditions)))
+    findings = F.array(*map(F.when, conditions, map(_finding, rules)))
     found = suspects.select(F.explode(F.array_compact(findings)).alias("finding"))
     return found.select(*(f"finding.{name}" for name in Violation.__struct_fields__))
 
 
 def _finding(rule: Rule) -> Column:
-    at = F.col("ended_at") if rule.at is None else rule.at
     return F.struct(
         F.lit(str(rule.kind)).alias("kind"),
         *("source", "queue", "job_id", "fence"),
-        F.lit(rule.other_job_id).cast("string").alias("other_job_id"),
-        F.lit(rule.other_fence).cast("bigint").alias("other_fence"),
-        at.alias("at"),
-        _sentence(rule.text, {"at": at, **rule.values}).alias("text"),
+        F.expr(rule.other_job_id).cast("string").alias("other_job_id"),
+        F.expr(rule.other_fence).cast("bigint").alias("other_fence"),
+        F.expr(rule.at).alias("at"),
+        _sentence("job {job_id} " + rule.text, rule.at).alias("text"),
     )
 
 
-def _sentence(text: str, values: Mapping[str, Column]) -> Column:
+def _sentence(text: str, at: str) -> Column:
     """Instants are written as in ISO 8601, a missing value as `none`."""
-    names = _NAME.findall(text)
-    columns = (F.coalesce(values.get(name, F.col(name)).cast("string"), F.lit("none")) for name in names)
+    names = [at if name == "at" else name for name in _NAME.findall(text)]
+    columns = (F.coalesce(F.expr(name).cast("string"), F.lit("none")) for name in names)
     return F.format_string(_NAME.sub("%s", text), *columns)
 
 

@@ -11,6 +11,11 @@ them.
 
 from __future__ import annotations
 
-from taskharbor_testkit.histories.generation import generate, queue_limits, queues_table
+from taskharbor_testkit.histories.generation import (
+    generate,
+    generate_with_store,
+    queue_limits,
+    queues_table,
+)
 
-__all__ = ["generate", "queue_limits", "queues_table"]
+__all__ = ["generate", "generate_with_store", "queue_limits", "queues_table"]

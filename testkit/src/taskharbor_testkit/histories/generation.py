@@ -6,20 +6,23 @@ The rows depend on the plan alone, not on how many tasks share the work.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from taskharbor.bulk.tables import ATTEMPTS, QUEUES
+from taskharbor.bulk.tables import ATTEMPTS, JOBS, QUEUES
 from taskharbor.jobs import to_datetime
+from taskharbor.spark.audit.stored import STORE_KINDS
 from taskharbor.spark.audit.violations import Kind
-from taskharbor_testkit.histories.plan import START, HistoryPlan, make_plan, split
-from taskharbor_testkit.histories.planting import PLANTERS, Planter
+from taskharbor_testkit.histories.plan import START, HistoryPlan, QueuePlan, make_plan, split
+from taskharbor_testkit.histories.planting import PLANTERS, Planter, StoredJob
 from taskharbor_testkit.histories.slot import Row, SlotDay, to_batch
 
 UNITS_PER_TASK = 16
@@ -43,11 +46,26 @@ def generate(
     work otherwise and changes no row.
     """
     plan = make_plan(rows, seed, days, violations=violations)
+    attempts, planted, _ = _frames(spark, plan, tasks)
+    return attempts, planted
+
+
+def generate_with_store(
+    spark: SparkSession, *, rows: int, seed: int = 0, days: int = 7, violations: int = 0
+) -> tuple[DataFrame, DataFrame, DataFrame]:
+    """The same, and the jobs that the store has when all is over (the columns of `JOBS`). Violations are planted there too."""
+    return _frames(spark, make_plan(rows, seed, days, violations=violations, with_store=True))
+
+
+def _frames(
+    spark: SparkSession, plan: HistoryPlan, tasks: int | None = None
+) -> tuple[DataFrame, DataFrame, DataFrame]:
     units = plan.units()
     numbers = spark.range(0, units, 1, tasks or max(1, units // UNITS_PER_TASK))
     attempts = numbers.mapInArrow(partial(_attempts, plan), from_arrow_schema(ATTEMPTS))
     planted = numbers.mapInArrow(partial(_planted, plan), from_arrow_schema(PLANTED))
-    return attempts, planted
+    jobs = numbers.mapInArrow(partial(_jobs, plan), from_arrow_schema(JOBS))
+    return attempts, planted, jobs
 
 
 def queue_limits(spark: SparkSession, *, rows: int, days: int, source: str) -> DataFrame:
@@ -67,10 +85,20 @@ def queues_table(spark: SparkSession, *, rows: int, days: int) -> DataFrame:
     return spark.createDataFrame([empty | queue for queue in known], from_arrow_schema(QUEUES))
 
 
-def _units(
-    plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]
-) -> Iterator[tuple[list[Row], list[tuple[Kind, str]]]]:
-    """Make units by their numbers: the rows of each, and the violations planted in it."""
+class Unit(NamedTuple):
+    """A slot's day."""
+
+    queue: QueuePlan
+    rows: list[Row]
+    jobs: dict[str, Row]
+    """The last row of each job."""
+    planted: list[tuple[Kind, str]]
+    stored: dict[str, StoredJob]
+    """Jobs of which the store has something else than their rows say."""
+
+
+def _units(plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[Unit]:
+    """Make units by their numbers."""
     slots = plan.slots()
     shares = [slot.queue.share / plan.slots_of(slot.queue) for slot in slots]
     rows_of_days = plan.rows_of_days()
@@ -81,28 +109,66 @@ def _units(
             slot = slots[index]
             quota = split(rows_of_days[day], shares)[index]
             rows = SlotDay(slot, len(slots), day, quota, plan.seed).rows()
-            planted: list[tuple[Kind, str]] = []
+            made = Unit(slot.queue, rows, {row.job_id: row for row in rows}, [], {})
             if unit in wanted:
                 chance = random.Random(f"{plan.seed}/planting/{unit}")
-                limit = plan.slots_of(slot.queue)
-                planted = Planter(rows, slot, len(slots), limit, chance).plant(wanted[unit])
-            yield rows, planted
+                planter = Planter(rows, slot, len(slots), plan.slots_of(slot.queue), chance)
+                made = made._replace(planted=planter.plant(wanted[unit]), stored=planter.stored)
+                rows.sort(key=attrgetter("seq"))
+                made.jobs.update({row.job_id: row for row in rows if row.job_id in made.jobs})
+            yield made
 
 
 def _attempts(plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for rows, _ in _units(plan, numbers):
-        yield to_batch(rows)
+    for unit in _units(plan, numbers):
+        yield to_batch(unit.rows)
 
 
 def _planted(plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for _, planted in _units(plan, numbers):
-        rows = [{"kind": str(kind), "job_id": job_id} for kind, job_id in planted]
+    for unit in _units(plan, numbers):
+        rows = [{"kind": str(kind), "job_id": job_id} for kind, job_id in unit.planted]
         yield pa.RecordBatch.from_pylist(rows, schema=PLANTED)
+
+
+def _jobs(plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for unit in _units(plan, numbers):
+        outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for row in unit.rows:
+            counts = outcomes[row.job_id]
+            if row.outcome == "requeued":
+                counts.clear()
+            counts[row.outcome] += 1
+        yield pa.RecordBatch.from_pylist(
+            [
+                _job(unit.queue, row, outcomes[job_id], changed)
+                for job_id, row in unit.jobs.items()
+                if (changed := unit.stored.get(job_id, {})) is not None
+            ],
+            schema=JOBS,
+        )
+
+
+def _job(
+    queue: QueuePlan, last: Row, outcomes: Counter[str], changed: dict[str, object]
+) -> dict[str, object]:
+    """A job as the store has it after its last row."""
+    alike = ("queue", "type", "state", "key", "priority", "run_at", "created_at", "fence")
+    made: dict[str, object] = {one.name: None if one.nullable else 0 for one in JOBS} | {
+        "codec": "json",
+        "payload": b"",
+    }
+    made |= {name: getattr(last, name) for name in alike} | {
+        "id": last.job_id,
+        "max_attempts": queue.max_attempts,
+    }
+    made |= {"attempts": outcomes["retried"] + outcomes["dead"], "stalls": outcomes["expired"]}
+    ended = {"finished_at": last.ended_at if last.state in ("done", "dead", "cancelled") else None}
+    return made | ended | changed
 
 
 def _places_of_violations(plan: HistoryPlan) -> dict[int, list[Kind]]:
     """Return the kinds of violations for each unit. Only queues with keys can break the rule about keys."""
-    kinds = list(PLANTERS)
+    kinds = [kind for kind in PLANTERS if plan.with_store or kind not in STORE_KINDS]
     slots = plan.slots()
     keyed = [slot.index for slot in slots if slot.queue.keyed > 0]
     chance = random.Random(f"{plan.seed}/violations")
@@ -122,10 +188,12 @@ def _places_of_violations(plan: HistoryPlan) -> dict[int, list[Kind]]:
 def write_parquet(
     spark: SparkSession, folder: Path, *, rows: int, days: int, seed: int, violations: int
 ) -> int:
-    """Makes `attempts`, `queues` and `planted` below the folder; how many violations were planted."""
-    attempts, planted = generate(spark, rows=rows, seed=seed, days=days, violations=violations)
+    """Makes `attempts`, `queues`, `jobs` and `planted` below the folder; how many violations were planted."""
+    attempts, planted, jobs = generate_with_store(
+        spark, rows=rows, seed=seed, days=days, violations=violations
+    )
     queues = queues_table(spark, rows=rows, days=days)
-    for name, frame in (("attempts", attempts), ("queues", queues), ("planted", planted)):
+    for name, frame in (("attempts", attempts), ("queues", queues), ("jobs", jobs), ("planted", planted)):
         frame.write.mode("errorifexists").parquet(str(folder / name))
     return spark.read.schema(planted.schema).parquet(str(folder / "planted")).count()
 

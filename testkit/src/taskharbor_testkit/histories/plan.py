@@ -79,6 +79,8 @@ class HistoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     days: int
     violations: int
     queues: tuple[QueuePlan, ...]
+    with_store: bool = False
+    """Violations are also planted in the store's jobs."""
 
     def slots(self) -> list[Slot]:
         kept = [(queue, number) for queue in self.queues for number in range(self.slots_of(queue))]
@@ -97,7 +99,12 @@ class HistoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    rows: int, seed: int, days: int, queues: Sequence[QueuePlan] = DEFAULT_QUEUES, violations: int = 0
+    rows: int,
+    seed: int,
+    days: int,
+    queues: Sequence[QueuePlan] = DEFAULT_QUEUES,
+    violations: int = 0,
+    with_store: bool = False,
 ) -> HistoryPlan:
     if rows < 0 or violations < 0:
         raise InvalidRequest("rows and violations count from 0 up")
@@ -105,7 +112,9 @@ def make_plan(
         raise InvalidRequest("a history needs at least one day and one queue")
     if len({queue.name for queue in queues}) < len(queues):
         raise InvalidRequest("two queues have the same name: give each one its own")
-    return HistoryPlan(rows=rows, seed=seed, days=days, violations=violations, queues=tuple(queues))
+    return HistoryPlan(
+        rows=rows, seed=seed, days=days, violations=violations, queues=tuple(queues), with_store=with_store
+    )
 
 
 def split(total: int, weights: Sequence[float]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Violations put into a clean stretch of history, one at a time, by editing or adding rows.
+"""Violations put into a clean stretch of history, one at a time, by editing or adding rows, or what the store has of a job.
 
 Each takes a job of its own and disturbs as little else as it can: what is added lies in the pauses between two leases.
 """
@@ -14,24 +14,25 @@ from typing import TypeAlias
 
 from taskharbor.jobs import SECOND, Micros
 from taskharbor.spark.audit.violations import Kind
-from taskharbor_testkit.histories.plan import Slot
+from taskharbor_testkit.histories.plan import DAY, Slot
 from taskharbor_testkit.histories.slot import BREATH, Row, number_of_row
 
+StoredJob: TypeAlias = dict[str, object] | None
 Plant: TypeAlias = Callable[["Planter", list[Row]], bool]
 """Puts a violation into a job's rows; False where they cannot take it."""
 
 PLANTERS: dict[Kind, Plant] = {}
-"""Every violation that can be seen in the log alone; what a store lost is planted in the store."""
+"""By kind. Those of `STORE_KINDS` need the store's jobs beside the log."""
 
 
 def _plants(kind: Kind) -> Callable[[Plant], Plant]:
     return lambda plant: PLANTERS.setdefault(kind, plant)
 
 
-def _plants_in_done(kind: Kind) -> Callable[[Callable[[Planter, Row], None]], None]:
+def _plants_in_done(kind: Kind) -> Callable[[Callable[[Planter, Row], object]], None]:
     """For a change of the plainest job there is: one execution, which succeeded."""
 
-    def register(change: Callable[[Planter, Row], None]) -> None:
+    def register(change: Callable[[Planter, Row], object]) -> None:
         def plant(planter: Planter, rows: list[Row]) -> bool:
             fits = len(rows) == 1 and rows[0].outcome == "done" and _long_enough(rows[0])
             if fits:
@@ -50,6 +51,10 @@ class Planter:
         self.rows = rows
         self.chance = chance
         self.limit = limit
+        self.max_attempts = slot.queue.max_attempts
+        self.stored: dict[str, StoredJob] = {}
+        """Where the store has a job otherwise than its rows say: changed fields, or None if it does not have it."""
+        self.oldest = min((row.ended_at for row in rows), default=0)
         self._slot = slot
         self._slots = slots
         self._taken = {row.ended_at for row in rows}
@@ -70,10 +75,11 @@ class Planter:
                     break
         return planted
 
-    def add(self, like: Row, **changed: object) -> None:
+    def add(self, like: Row, **changed: object) -> Row:
         row: Row = replace(like, **changed)  # type: ignore[arg-type]
         row.seq = self.number(row.ended_at)
         self.rows.append(row)
+        return row
 
     def number(self, at: Micros) -> int:
         """A number that no other row has, as near to the instant as can be."""
@@ -169,11 +175,31 @@ def _share_key(planter: Planter, rows: list[Row]) -> bool:
     return True
 
 
-def _go_on(planter: Planter, row: Row, **end: str) -> None:
+def _go_on(planter: Planter, row: Row, **end: str) -> Row:
     """One more lease, right after the last one."""
     begin = row.ended_at + BREATH // 4
     lease = {"reserved_at": begin, "lease_expires_at": begin + 30 * SECOND, "ended_at": begin + 20}
-    planter.add(row, fence=row.fence + 1, **lease, **end)
+    return planter.add(row, fence=row.fence + 1, **lease, **end)
+
+
+def _plants_in_retry(kind: Kind) -> Callable[[Callable[[Planter, Row, Row], None]], None]:
+    """For a change of a job without a key that failed, waited, and was done. It is made of one that was done at once."""
+
+    def register(change: Callable[[Planter, Row, Row], None]) -> None:
+        def plant(planter: Planter, rows: list[Row]) -> bool:
+            fits = (
+                len(rows) == 1 and rows[0].outcome == "done" and rows[0].key is None and _long_enough(rows[0])
+            )
+            if fits:
+                again = _go_on(planter, rows[0])
+                rows[0].outcome, rows[0].state = "retried", "scheduled"
+                again.run_at = rows[0].ended_at
+                change(planter, rows[0], again)
+            return fits
+
+        PLANTERS[kind] = plant
+
+    return register
 
 
 _plants_in_done(Kind.ENDED_TWICE)(partial(_go_on, outcome="done", state="done"))
@@ -244,4 +270,102 @@ def _duplicate(planter: Planter, rows: list[Row]) -> bool:
     if planter.chance.random() < 0.5:
         copy.seq = planter.number(row.ended_at)
     planter.rows.append(copy)
+    return True
+
+
+@_plants_in_done(Kind.LEASE_TOO_LONG)
+def _lease_for_days(planter: Planter, row: Row) -> None:
+    row.lease_expires_at = row.ended_at + DAY + planter.chance.randint(10 * SECOND, DAY)
+
+
+@_plants(Kind.SETTLED_BY_ANOTHER)
+def _settle_twice(planter: Planter, rows: list[Row]) -> bool:
+    row = rows[-1]
+    if row.worker is None or row.outcome == "expired" or not _long_enough(row):
+        return False
+    planter.add(row, worker=f"{row.worker}-other", ended_at=row.ended_at - 1)
+    return True
+
+
+@_plants_in_retry(Kind.RETRIED_TOO_EARLY)
+def _forget_delay(planter: Planter, first: Row, again: Row) -> None:
+    """The second lease has a time that was due before the failure."""
+    again.run_at = first.ended_at - planter.chance.randint(6 * SECOND, 600 * SECOND)
+
+
+@_plants_in_retry(Kind.TIME_WENT_BACK)
+def _turn_back(planter: Planter, first: Row, again: Row) -> None:
+    """The two leases change their times, and not their fences and numbers."""
+    for name in ("run_at", "reserved_at", "lease_expires_at", "ended_at"):
+        earlier, later = getattr(first, name), getattr(again, name)
+        setattr(first, name, later)
+        setattr(again, name, earlier)
+
+
+@_plants_in_done(Kind.DONE_WITH_ERROR)
+def _add_error(planter: Planter, row: Row) -> None:
+    row.error_type = "ValueError"
+
+
+@_plants_in_retry(Kind.JOB_CHANGED)
+def _change_job(planter: Planter, first: Row, again: Row) -> None:
+    if planter.chance.random() < 0.5:
+        again.type += "_other"
+    else:
+        again.key = f"{again.job_id}-key"
+
+
+@_plants_in_retry(Kind.RAN_AND_MERGED)
+def _merge_after_run(planter: Planter, first: Row, again: Row) -> None:
+    again.worker = again.reserved_at = again.lease_expires_at = None
+    again.fence, again.outcome, again.state = first.fence, "merged", "cancelled"
+
+
+# -- what the store has --------------------------------------------------------------------------------------------
+
+
+def _leave_waiting(planter: Planter, row: Row) -> None:
+    row.outcome, row.state = "released", "ready"
+
+
+@_plants_in_done(Kind.LOST_JOB)
+def _lose(planter: Planter, row: Row) -> None:
+    _leave_waiting(planter, row)
+    planter.stored[row.job_id] = None
+
+
+@_plants_in_done(Kind.STORE_CONTRADICTS_LOG)
+def _go_back(planter: Planter, row: Row) -> None:
+    older: dict[str, object] = {"state": "ready", "fence": 0, "run_at": row.ended_at + DAY}
+    planter.stored[row.job_id] = planter.chance.choice((older, {"state": "inflight"}))
+
+
+@_plants_in_done(Kind.DIED_TOO_EARLY)
+def _die_early(planter: Planter, row: Row) -> None:
+    row.outcome, row.state, row.lease_expires_at = "expired", "dead", row.ended_at
+    planter.stored[row.job_id] = {"attempts": planter.chance.randrange(planter.max_attempts - 1), "stalls": 1}
+
+
+@_plants_in_retry(Kind.TOO_MANY_EXECUTIONS)
+def _allow_fewer(planter: Planter, first: Row, again: Row) -> None:
+    planter.stored[again.job_id] = {"max_attempts": 1}
+
+
+@_plants(Kind.DONE_WITHOUT_ROW)
+def _forget_row(planter: Planter, rows: list[Row]) -> bool:
+    """Not in the last hours: rows of this time may not have been read yet."""
+    row, newest = rows[0], planter.rows[-1].ended_at
+    is_between = planter.oldest + 60 * SECOND < row.created_at and row.ended_at < newest - 7200 * SECOND
+    if len(rows) > 1 or row.outcome != "done" or not is_between:
+        return False
+    planter.stored[row.job_id] = {}
+    planter.rows.remove(row)
+    return True
+
+
+@_plants(Kind.LEFT_WAITING)
+def _leave(planter: Planter, rows: list[Row]) -> bool:
+    if len(rows) > 1 or rows[0].outcome != "done" or rows[0].key is not None:
+        return False
+    _leave_waiting(planter, rows[0])
     return True

@@ -86,6 +86,7 @@ class Job:
     is_poisoned: bool
     fence: int = 0
     attempts: int = 0
+    stalls: int = 0
 
 
 class SlotDay:
@@ -215,7 +216,7 @@ class SlotDay:
         else:
             self._write(job, "requeued", "ready")
             self._owed -= 1
-            job.run_at, job.attempts, job.is_poisoned = self._now, 0, False
+            job.run_at, job.attempts, job.stalls, job.is_poisoned = self._now, 0, 0, False
             self._put(job.run_at, _DUE, job)
 
     # -- leases -----------------------------------------------------------------------------------------------
@@ -248,20 +249,30 @@ class SlotDay:
         lease = int(self._queue.lease * SECOND)
         expires = reserved + lease + self._chance.randrange(3) * lease // 3
         self._now = expires + self._chance.randrange(BREATH, SECOND)
-        self._write(job, "expired", "ready", reserved, (EXPIRED_ERROR.type, EXPIRED_ERROR.message), expires)
+        job.stalls += 1
+        is_dead = job.attempts + job.stalls >= self._queue.max_attempts
+        error = (EXPIRED_ERROR.type, EXPIRED_ERROR.message)
+        self._write(job, "expired", "dead" if is_dead else "ready", reserved, error, expires)
         self._restarts += 1
-        self._wait_again(job, job.run_at)
+        if is_dead:
+            self._die(job)
+        else:
+            self._wait_again(job, job.run_at)
 
     def _fail(self, job: Job, reserved: Micros) -> None:
         chance = self._chance
         error = make_error(chance, job.type)
         job.attempts += 1
-        if job.attempts < self._queue.max_attempts:
+        if job.attempts + job.stalls < self._queue.max_attempts:
             self._write(job, "retried", "scheduled", reserved, error)
             self._merge_another_into(job)
             self._wait_again(job, self._now + int(5 * SECOND * 2**job.attempts * chance.uniform(0.8, 1.2)))
             return
         self._write(job, "dead", "dead", reserved, error)
+        self._die(job)
+
+    def _die(self, job: Job) -> None:
+        chance = self._chance
         if chance.random() < 0.3 and self._room() > 2:
             self._owed += 1
             self._put(self._now + chance.randrange(600 * SECOND, 7200 * SECOND), _REQUEUE, job)

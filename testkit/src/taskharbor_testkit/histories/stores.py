@@ -84,7 +84,7 @@ class _Past:
             return None
         if dice < queue.stalling + queue.failing:
             failure, failures = Failure(*make_error(self.chance, job.type)), job.attempts + 1
-            if failures < queue.max_attempts:
+            if job.spent + 1 < queue.max_attempts:
                 return RetryAt(*lease, at + 5 * SECOND * 2**failures, failures, failure)
             self.dead.append(job.id)
             return Fail(*lease, failures, failure)

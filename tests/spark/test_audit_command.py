@@ -1,0 +1,112 @@
+"""`taskharbor pipeline audit`: beside the store of --url, and over a lake that is not whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from spark.histories import live, row
+from taskharbor.cli.root import root
+from taskharbor.jobs import JobState
+from taskharbor.spark.audit.stored import STORE_KINDS
+from taskharbor.spark.lake import Lake, run_pipeline
+from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def pipeline(*words: object, exit_code: int = 0) -> Any:
+    answer = CliRunner().invoke(root, ["pipeline", *map(str, words), "--json"])
+    assert answer.exit_code == exit_code, answer.output
+    return json.loads(answer.stdout if exit_code < 2 and answer.stdout else answer.stderr)
+
+
+def test_a_lake_of_two_sources_is_compared_with_the_store_that_is_given(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "lake"
+    told, jobs = asyncio.run(live(url, random.randrange(2**31), clients=2, steps=120))
+    pipeline("run", "--lake", place, "--url", url)
+    # Its job waits, and no store is known.
+    other = spark.createDataFrame([row(1, outcome="retried")], ATTEMPT_COLUMNS)
+    run_pipeline(spark, Lake(place), other, name="other")
+
+    alone = pipeline("audit", "--lake", place)
+    assert (alone["clean"], alone["rows"]) == (True, len(told) + 1)
+    assert alone["unchecked"] == [str(kind) for kind in STORE_KINDS]
+    text = CliRunner().invoke(root, ["pipeline", "audit", "--lake", str(place)]).output
+    assert "not checked without --url of the store: lost_job, store_contradicts_log" in " ".join(text.split())
+    beside = pipeline("audit", "--lake", place, "--url", url)
+    assert (beside["clean"], beside["unchecked"]) == (True, ["left_waiting"])
+
+    ended = {one.job_id: one.state for one in told}
+    waiting = [job.id for job in jobs if job.state is JobState.READY and job.id in ended and job.key is None]
+    lost = waiting[0]
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database, database:
+        database.execute("DELETE FROM jobs WHERE id = ?", (lost,))
+    found = pipeline("audit", "--lake", place, "--url", url, exit_code=1)
+    assert found["kinds"] == {"lost_job": 1}
+    assert found["examples"][0]["job_id"] == lost
+
+    stranger = f"sqlite:///{tmp_path}/stranger.db"
+    shutil.copy(url.removeprefix("sqlite:///"), tmp_path / "stranger.db")
+    refused = CliRunner().invoke(root, ["pipeline", "audit", "--lake", str(place), "--url", stranger])
+    assert (refused.exit_code, "has no rows of" in refused.output) == (2, True)
+    # One that only the environment names need not be in this lake.
+    found = CliRunner().invoke(
+        root, ["pipeline", "audit", "--lake", str(place), "--json"], env={"TASKHARBOR_URL": stranger}
+    )
+    assert json.loads(found.stdout)["unchecked"] == alone["unchecked"]
+    limited = CliRunner().invoke(root, ["pipeline", "audit", "--lake", str(place), "--waiting-limit", "1h"])
+    assert (limited.exit_code, "give its --url" in limited.output) == (2, True)
+
+
+# -- a lake that is not whole ------------------------------------------------------------------------------------
+
+
+def lose_a_file(lake: Path) -> None:
+    next((lake / "silver" / "attempts").glob("**/*.parquet")).unlink()
+
+
+def lose_the_newest_commit(lake: Path) -> None:
+    max((lake / "silver" / "lifecycles" / "_delta_log").glob("*.json")).unlink()
+
+
+def lose_a_table(lake: Path) -> None:
+    shutil.rmtree(lake / "gold" / "hours")
+
+
+@pytest.fixture(scope="module")
+def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake of two runs."""
+    folder = tmp_path_factory.mktemp("whole") / "lake"
+    for rows in ([row(1)], [row(1), row(2)]):
+        run_pipeline(spark, Lake(folder), spark.createDataFrame(rows, ATTEMPT_COLUMNS), name="made")
+    return folder
+
+
+@pytest.mark.parametrize("lose", [lose_a_file, lose_the_newest_commit, lose_a_table])
+def test_audit_and_report_refuse_a_lake_that_lacks_something(
+    whole: Path, tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    place = tmp_path / "lake"
+    shutil.copytree(whole, place)
+    lose(place)
+    for command in ("audit", "report"):
+        answer = CliRunner().invoke(root, ["pipeline", command, "--lake", str(place)])
+        assert answer.exit_code == 1, answer.output
+        said = " ".join(answer.output.split())
+        assert "are missing" in said or "without run 2" in said
+        assert "Traceback" not in said
+        assert "violation" not in said
