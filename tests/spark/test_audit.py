@@ -10,7 +10,7 @@ import asyncio
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -120,11 +120,12 @@ def stored(job: Row) -> Row:
     times = {"created_at": START, "run_at": at(READ_AT + 1), "finished_at": None}
     texts = {"queue": "default", "type": "send", "codec": "json", "payload": b""}
     made: Row = dict.fromkeys(job_columns.name for job_columns in JOBS) | numbers | times | texts | job
-    kinds = {"int32": int, "int64": int, "timestamp[us, tz=UTC]": lambda value: at(float(value))}
+    reads: dict[str, Callable[[str], Any]] = dict.fromkeys(("int32", "int64"), int)
+    reads["timestamp[us, tz=UTC]"] = lambda value: at(float(value))
     changed = {
-        name: kinds.get(str(JOBS.field(name).type), str)(value)
+        name: reads.get(str(JOBS.field(name).type), str)(value)
         for name, value in job.items()
-        if name in JOBS.names and isinstance(value, str)
+        if isinstance(value, str)
     }
     return made | changed
 
@@ -332,11 +333,11 @@ def cases_and(spark: SparkSession, told: dict[str, Told]) -> tuple[DataFrame, St
     limits = [(name, "default", most, at(seen)) for name, case in CASES.items() for most, seen in case.limits]
     # Operators of simulated fleets change the limits while they run, and the log does not tell when.
     limits += [(name, "limited", LIMIT, at(0)) for name in told if not name.startswith("simulation")]
-    logs, jobs = frames(spark, told)
+    logs, kept = frames(spark, told)
     columns = StructType([*ATTEMPT_COLUMNS, StructField("source", StringType())])
     attempts, after = (spark.createDataFrame(one, columns).unionByName(logs) for one in (rows, later))
     job_columns = StructType([*from_arrow_schema(JOBS), StructField("source", StringType())])
-    known = spark.createDataFrame(live, job_columns).unionByName(jobs)
+    known = spark.createDataFrame(live, job_columns).unionByName(kept)
     seen = spark.createDataFrame(queues, QUEUES)
     store = Stored(known, seen, after, at(READ_AT), WAITING_LIMIT)
     return attempts, store, spark.createDataFrame(limits, LIMITS)

@@ -337,7 +337,8 @@ def _lose(planter: Planter, row: Row) -> None:
 @_plants_in_done(Kind.STORE_CONTRADICTS_LOG)
 def _go_back(planter: Planter, row: Row) -> None:
     older: dict[str, object] = {"state": "ready", "fence": 0, "run_at": row.ended_at + DAY}
-    planter.stored[row.job_id] = planter.chance.choice((older, {"state": "inflight"}))
+    held: dict[str, object] = {"state": "inflight"}
+    planter.stored[row.job_id] = planter.chance.choice((older, held))
 
 
 @_plants_in_done(Kind.DIED_TOO_EARLY)
