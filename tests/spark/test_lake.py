@@ -292,6 +292,26 @@ def test_duckdb_polars_and_spark_read_the_same(spark: SparkSession, runs: Runs) 
             assert rows[0].total() == table.rows
 
 
+def test_a_query_says_which_file_is_damaged_and_which_table_is_gone(runs: Runs, tmp_path: Path) -> None:
+    lake = copied(runs, tmp_path)
+    table = lake.table("silver.attempts")
+    victim = Path(table.place.uri(table.name)) / table.files()[0].path
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[:-9])
+    with pytest.raises(LakeUnreadable, match=r"1 files of silver\.attempts .* missing or damaged"):
+        sql(lake, "SELECT max(seq), min(worker) FROM silver.attempts")
+    victim.write_bytes(whole)
+    shutil.rmtree(lake.table("gold.hours").place.uri("gold.hours"))
+    lake = Lake(lake.place.root)
+    for query, reason in (
+        ("FROM gold.hours", r"gold\.hours: `taskharbor pipeline run`"),
+        ("selct 1", r'"selct"'),
+    ):
+        with pytest.raises(InvalidRequest, match=reason) as refused:
+            sql(lake, query)
+        assert "\n" not in str(refused.value)
+
+
 def test_a_newer_release_adds_a_column_to_an_older_lake(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

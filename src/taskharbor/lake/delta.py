@@ -128,11 +128,15 @@ class Table:
         """The number of rows, as the commits say."""
         return sum(file.rows for file in self.files())
 
-    def missing_files(self) -> list[str]:
-        """The files that commits name and that are not there, or not whole."""
+    def check_files(self) -> None:
+        """Raise LakeUnreadable if files that commits name are not there, or not whole."""
         listed = self.place.filesystem(self.name).get_file_info(pafs.FileSelector("", recursive=True))
         there = {one.path: one.size for one in listed}
-        return [file.path for file in self.files() if there.get(file.path) != file.size]
+        if gone := [file.path for file in self.files() if there.get(file.path) != file.size]:
+            raise LakeUnreadable(
+                f"{len(gone)} files of {self.name} in {self.lake} are missing or damaged, such as {gone[0]}: restore them, or "
+                "make a new lake"
+            )
 
     def commit(
         self, run: int, added: Sequence[File], removed: Sequence[File] = (), record: object = None
@@ -230,11 +234,7 @@ class Lake:
                 "one was ended, or commits are missing. `taskharbor pipeline run` finishes a run; it cannot restore a commit"
             )
         for table in tables:
-            if gone := table.missing_files():
-                raise LakeUnreadable(
-                    f"{len(gone)} files of {table.name} in {self} are missing or damaged, such as {gone[0]}: restore them, or "
-                    "make a new lake"
-                )
+            table.check_files()
         found = Snapshot(self, newest, {table.name: table for table in tables})
         found.check_rows()
         return found

@@ -62,7 +62,13 @@ def sql(lake: Lake, query: str) -> pa.Table:
         try:
             return connection.sql(query).to_arrow_table()
         except duckdb.Error as error:
-            raise InvalidRequest(f"DuckDB refuses the query: {error}") from None
+            for table in there.values():
+                table.check_files()
+            missing = ", ".join(name for name in TABLES if name not in there)
+            hint = f". The lake has no {missing}: `taskharbor pipeline run` makes them" if missing else ""
+            raise InvalidRequest(
+                f"DuckDB refuses the query: {str(error).partition(chr(10))[0]}{hint}"
+            ) from None
 
 
 def write_result(rows: pa.Table, kind: str, sink: IO[bytes]) -> None:
