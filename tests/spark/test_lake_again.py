@@ -106,7 +106,7 @@ def test_a_clean_log_is_judged_within_the_scan_of_silver(spark: SparkSession, tm
     lake = Lake(tmp_path)
     assert run(spark, lake, [row(1), row(2)]).quarantined == {}
     assert lake.table("quarantine.attempts").files() == []
-    plan = quality.judged(spark.createDataFrame([row(1)], ATTEMPT_COLUMNS), is_unique=True)
+    plan = quality.passing(spark.createDataFrame([row(1)], ATTEMPT_COLUMNS), is_unique=True)
     assert "Exchange" not in plan._jdf.queryExecution().executedPlan().toString()
 
 

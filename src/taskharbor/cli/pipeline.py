@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,13 @@ def run(
     elif every or objectives:
         raise click.UsageError("--reprocess takes in nothing new: give it without --every and --objectives")
     began, found = time.monotonic(), Counter[str]()
-    with _session(settings, place, master, is_quiet=every is not None) as (spark, lake, show):
+
+    def has_few_rows() -> bool:
+        from taskharbor.spark.lake.run import has_few_news
+
+        return every is None and reprocess is None and has_few_news(lake_at(place), settings.url)
+
+    with _session(settings, place, master, has_few_rows, is_quiet=every is not None) as (spark, lake, show):
         from taskharbor.spark import lake as lakes
         from taskharbor.spark.failures import plain_failures
 
@@ -148,7 +155,7 @@ def audit(settings: Invocation, place: str, waiting_limit: timedelta | None, mas
         url = url if settings.given_url or held_source(checked, url) else None
     if waiting_limit is not None and url is None:
         raise click.UsageError("--waiting-limit is about jobs in a store: give its --url")
-    with _session(settings, place, master) as (spark, _, show):
+    with _session(settings, place, master, partial(_has_few_rows, checked)) as (spark, _, show):
         from taskharbor.spark.audit import audit_lake
 
         show("audit", 0, 1)
@@ -179,7 +186,7 @@ def report(settings: Invocation, place: str, output: Path | None, master: str | 
     url = settings.url if settings.given_url or settings.environment_url or settings.app else None
     if url is not None:
         opt.require_store(settings)
-    with _session(settings, place, master) as (spark, _, show):
+    with _session(settings, place, master, partial(_has_few_rows, checked)) as (spark, _, show):
         from taskharbor.spark.audit import audit_lake
         from taskharbor.spark.report import collect, summary, write_page
 
@@ -229,14 +236,20 @@ def vacuum(settings: Invocation, place: str, keep_for: timedelta, before: dateti
 
 @contextmanager
 def _session(
-    settings: Invocation, place: str, master: str | None, *, is_quiet: bool = False
+    settings: Invocation,
+    place: str,
+    master: str | None,
+    has_few_rows: Callable[[], bool],
+    *,
+    is_quiet: bool = False,
 ) -> Iterator[tuple[Any, Any, out.Show]]:
     """A SparkSession, the lake, and how to show progress. No type is named: no command imports PySpark."""
     with out.progress(settings, on_terminal_only=is_quiet) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
         show("starting Spark", 0, 1)
-        spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS, archive=True)
+        fitting = None if has_few_rows() else FOR_MILLIONS
+        spark = local_session("taskharbor pipeline", master=master, settings=fitting, archive=True)
         from taskharbor.spark.failures import plain_failures
         from taskharbor.spark.lake import Lake
 
@@ -260,6 +273,13 @@ def _snapshot(place: str) -> Any:
 
     check()
     return lake_at(place).snapshot()
+
+
+def _has_few_rows(checked: Any) -> bool:
+    from taskharbor.spark.session import FEW_ROWS
+
+    rows: int = sum(checked.record.totals.values())
+    return rows <= FEW_ROWS
 
 
 # -- a log to try it on --------------------------------------------------------------------------------------

@@ -72,10 +72,17 @@ def checked(objectives: Sequence[Objective]) -> list[Objective]:
 
 
 def attempt_objectives(attempts: DataFrame, objectives: Sequence[Objective]) -> DataFrame:
-    """Judge each silver attempt by each objective, in the hour in which it ended."""
-    judged = attempts.withColumn("one", F.explode(F.filter(F.array(*map(_judged, objectives)), F.isnotnull)))
-    hour, total = F.date_trunc("hour", "ended_at").alias("hour"), F.lit(1).cast("long").alias("total")
-    rows = judged.select("source", "one.*", hour, total, "date")
+    """Count by objective the silver attempts that it judges, in the hour in which they ended."""
+    hour = F.date_trunc("hour", "ended_at").alias("hour")
+    counts = [
+        count.alias(f"{name}_{number}")
+        for number, one in enumerate(objectives)
+        for name, count in (("total", F.count(_is_bad(one))), ("bad", F.count_if(_is_bad(one))))
+    ]
+    # Counted before there is a row for each objective: rows for each attempt would be many times as many.
+    by_hour = attempts.groupBy("source", hour, "date").agg(*counts)
+    one_each = by_hour.withColumn("one", F.explode(F.array(*(_row(*pair) for pair in enumerate(objectives)))))
+    rows = one_each.select("source", "hour", "date", "one.*").where("total > 0")
     return declared(rows.withColumn("burn_rate", _burn_rate()), "gold.objectives")
 
 
@@ -89,7 +96,7 @@ def _burn_rate() -> Column:
     return F.col("bad") / F.col("total") / (F.lit(1.0) - F.col("target"))
 
 
-def _judged(one: Objective) -> Column:
+def _is_bad(one: Objective) -> Column:
     """Return true or false for an attempt, as the objective judges it; null if it does not apply."""
     if one.kind == "success":
         concerned = F.col("state").isin(JobState.DONE.value, JobState.DEAD.value)
@@ -101,12 +108,16 @@ def _judged(one: Objective) -> Column:
         concerned &= F.col("queue") == one.queue
     if one.type is not None:
         concerned &= F.col("type") == one.type
-    judgement = F.struct(
+    return F.when(concerned, bad)
+
+
+def _row(number: int, one: Objective) -> Column:
+    """The row of an objective, from the counts under its number."""
+    return F.struct(
         F.lit(one.name).alias("objective"),
         F.lit(one.queue).cast("string").alias("queue"),
         F.lit(one.type).cast("string").alias("type"),
         F.lit(one.kind).alias("kind"),
         F.lit(one.target).cast("double").alias("target"),
-        bad.cast("long").alias("bad"),
+        *(F.col(f"{name}_{number}").alias(name) for name in ("total", "bad")),
     )
-    return F.when(concerned, judgement)

@@ -36,12 +36,12 @@ from taskharbor.spark.lake import gold, quality, silver
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS, FACT_COLUMNS, read, write
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
 from taskharbor.spark.lake.reprocess import Again, Rewritten
-from taskharbor.spark.session import require_shared_store
+from taskharbor.spark.session import FEW_ROWS, require_shared_store
 
 STEPS = (BRONZE, *(name for name in TABLES if name != BRONZE), "done")
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as each step begins: its name, its number from 0, and how many there are. Steps overlap."""
-_SIDE_BY_SIDE = 3
+_SIDE_BY_SIDE = 2
 """Steps at once: while Spark plans one, the cores work on others."""
 _TRIES = 5
 _ALWAYS = ("bronze.queues", "gold.objectives")
@@ -571,6 +571,14 @@ def news_of_store(spark: SparkSession, url: str, after: str | None) -> News:
             for row in batch.to_pylist()
         ]
     return News(partial(_by_tasks, spark, url, parts) if parts else None, seen, until)
+
+
+def has_few_news(lake: Lake, url: str) -> bool:
+    """Return True if the lake lacks at most `FEW_ROWS` rows of the store. It needs no session."""
+    last = lake.record().cursors.get(source_name(url))
+    with open_store(url) as store:
+        until = store.latest()
+        return store.limited(store.start() if last is None else last, until, rows=FEW_ROWS) == until
 
 
 def _by_tasks(

@@ -21,13 +21,12 @@ def silver_attempts(bronze: DataFrame, *, is_unique: bool = False) -> DataFrame:
 
 def checked(bronze: DataFrame, *, is_unique: bool = False) -> DataFrame:
     """The same, with the columns that bronze has more."""
-    rows = quality.judged(bronze, is_unique=is_unique)
-    return _timed(rows.where(F.col("reason").isNull()).drop("reason"))
+    return _timed(quality.passing(bronze, is_unique=is_unique))
 
 
 def quarantined(bronze: DataFrame, *, is_unique: bool = False) -> DataFrame:
     """The other rows, each with the check that it does not pass."""
-    rows = quality.judged(bronze, is_unique=is_unique).where(F.col("reason").isNotNull())
+    rows = quality.failing(bronze, is_unique=is_unique)
     return declared(_timed(rows).drop("run", "ingested_at"), "quarantine.attempts")
 
 
