@@ -17,14 +17,12 @@ from taskharbor.drivers.engine.tables import (
     DEAD,
     DONE,
     INFLIGHT,
-    STATE_NUMBERS,
-    STATES,
     Counts,
     Transaction,
     load,
     to_json,
 )
-from taskharbor.drivers.records import FieldNames, changed_fields
+from taskharbor.drivers.records import STATE_NUMBERS, STATES, FieldNames, changed_fields
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros, Outcome
 

@@ -25,17 +25,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from taskharbor.drivers.contract import QueueSettings
-from taskharbor.jobs import (
-    DEFAULT_BACKOFF_MAX,
-    DEFAULT_BACKOFF_MIN,
-    Attempt,
-    JobRecord,
-    JobState,
-    Micros,
-    Outcome,
-    UpdateFlags,
-)
+from taskharbor.drivers.records import OUTCOMES, STATES, QueueSettings
+from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, JobRecord, Micros, UpdateFlags
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _PART = re.compile(r"/\*(\w+)\*/")
@@ -43,9 +34,6 @@ _ROWS = re.compile(r"/\*rows: (\d+)\*/")
 _STEPS = (200, 50, 10, 1)
 """Rows per step: a few sizes, so that every one of them is a statement prepared once."""
 
-STATES = tuple(JobState)
-OUTCOMES = tuple(Outcome)
-STATE_NUMBERS = {state: number for number, state in enumerate(STATES)}
 OUTCOME_NUMBERS = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 
 SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
@@ -195,12 +183,6 @@ def record_from_row(row: tuple[Any, ...], now: Micros) -> JobRecord:
     if row[-1] is not None:
         apply_spec(record, row[-1])
     return record
-
-
-def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
-    fields = dict(zip(Attempt.__struct_fields__, row, strict=True))
-    fields |= {"outcome": OUTCOMES[fields["outcome"]], "state": STATES[fields["state"]]}
-    return Attempt(**fields)
 
 
 def lease_token(secret: str, seq: int) -> str:
