@@ -18,8 +18,9 @@ from taskharbor.drivers.postgres.notifications import Listener, NotifyThrottle
 from taskharbor.drivers.postgres.options import PostgresOptions, parse_url
 from taskharbor.drivers.postgres.rows import text_array
 from taskharbor.drivers.postgres.transactions import Joined, join
+from taskharbor.drivers.validation import functions_of
 from taskharbor.drivers.waiting import wait
-from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
+from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError, not_open
 from taskharbor.jobs import JobRecord, Micros
 
 if TYPE_CHECKING:
@@ -87,9 +88,7 @@ class PostgresDriver(Driver):
 
     def _opened(self, what: T | None) -> T:
         if what is None:
-            raise BackendUnavailable(
-                f"{self.options.place} is not open: await open() first, or use `async with`"
-            )
+            raise not_open(self.options.place)
         return what
 
     async def _query(self, operation: Operation[T], *, where_heard: bool = False) -> T:
@@ -165,13 +164,8 @@ class PostgresDriver(Driver):
 
     # -- other operations ---------------------------------------------------------------------------------
 
-    functions: ClassVar[dict[type[op.Operation[Any]], Callable[..., Any]]] = {
-        call: vars(module)[name]
-        for module in (enqueue, leases, log, operate)
-        for name, call in op.OPERATIONS.items()
-        if name in vars(module)
-    }
-    """Functions of a session and the fields of the call, named like the call."""
+    functions = functions_of(enqueue, leases, log, operate)
+    """They take a session and the fields of the call."""
 
     def _apply(self, function: Callable[..., Any], call: op.Operation[T]) -> Coroutine[Any, Any, T]:
         return self._query(lambda session: function(session, *astuple(call)))

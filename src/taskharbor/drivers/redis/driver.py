@@ -17,6 +17,7 @@ from taskharbor.drivers.redis.library import RedisCall
 from taskharbor.drivers.redis.listener import ChannelListener
 from taskharbor.drivers.redis.options import RedisOptions, parse_url
 from taskharbor.drivers.redis.store import RedisStore, server_info
+from taskharbor.drivers.validation import functions_of
 from taskharbor.drivers.waiting import wait
 from taskharbor.jobs import JobRecord, Micros
 
@@ -66,13 +67,7 @@ class RedisDriver(Driver):
             for advice, name, found in await _examined(server)
         ]
 
-    functions: ClassVar[dict[type[op.Operation[Any]], Callable[..., Any]]] = {
-        call: getattr(module, name)
-        for name, call in op.OPERATIONS.items()
-        for module in (enqueue, leases, operate, log)
-        if hasattr(module, name)
-    }
-    """The functions of these modules that have the name of a call."""
+    functions = functions_of(enqueue, leases, operate, log)
 
     def _apply(
         self, function: Callable[..., Coroutine[Any, Any, A]], call: op.Operation[A]

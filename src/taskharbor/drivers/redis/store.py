@@ -20,7 +20,7 @@ from taskharbor.drivers.redis.errors import REDISCOVER, code_of, translated
 from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, LIBRARY, Library, RedisCall, Word
 from taskharbor.drivers.redis.options import Address, RedisOptions
 from taskharbor.drivers.redis.servers import Cluster, Sentinels
-from taskharbor.errors import BackendUnavailable, InvalidRequest
+from taskharbor.errors import BackendUnavailable, InvalidRequest, not_open
 from taskharbor.jobs import SECOND, Micros
 
 log = logging.getLogger("taskharbor.redis")
@@ -117,8 +117,7 @@ class RedisStore:
         if self.cluster is not None:
             return self.cluster.server_for(key)
         if self._server is None:
-            place = self.options.place
-            raise BackendUnavailable(f"{place} is not open: await open() first, or use `async with`")
+            raise not_open(self.options.place)
         return self._server
 
     def servers(self) -> list[Server]:
