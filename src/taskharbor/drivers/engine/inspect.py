@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueSettings, QueueStats
-from taskharbor.drivers.engine.tables import READY, SCHEDULED, Transaction, load, record_from_row, to_json
+from taskharbor.drivers.engine.tables import State, Transaction, load, record_from_row, to_json
 from taskharbor.drivers.records import STATE_NUMBERS, STATES, cursor_number, numbered_attempt
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 
@@ -73,7 +73,7 @@ def _seqs(
     }
     if queue is not None and numbers is not None and JobState.BLOCKED not in (selection.states or ()):
         # A scheduled job that is due reads as ready, so a filter for ready jobs reads both states.
-        stored = set(numbers) | ({SCHEDULED} if READY in numbers else set())
+        stored = set(numbers) | ({State.SCHEDULED} if State.READY in numbers else set())
         if sum(counters[number] for number in stored) <= _FEW:
             flags = {state.value: number in stored for number, state in enumerate(STATES)}
             return [seq for (seq,) in transaction.execute(_SQL["gather"], values | flags)]

@@ -15,11 +15,9 @@ import msgspec
 
 from taskharbor.drivers.engine.settle import reclaim_queue
 from taskharbor.drivers.engine.tables import (
-    INFLIGHT,
-    READY,
-    SCHEDULED,
     TOKEN_LENGTH,
     Counts,
+    State,
     Transaction,
     apply_spec,
     load,
@@ -92,7 +90,7 @@ def reserve(
         expires_at = reserved_at + lease_for
         jobs = _records(transaction, rows, payloads or b"", queue, secret, worker, reserved_at, expires_at)
         transaction.execute(_SQL["lease"], (secret, worker, reserved_at, expires_at, seqs))
-        counts.move(number, READY, INFLIGHT, len(jobs))
+        counts.move(number, State.READY, State.INFLIGHT, len(jobs))
     if promoted and ready > len(jobs):
         # Nobody who begins to wait now finds the rest among the scheduled.
         counts.stir(number)
@@ -119,7 +117,7 @@ def _choose_due(
             return rows, payloads, seqs
         for priority in early:
             put_back = transaction.execute(_SQL["put_back"], (number, priority, now)).rowcount
-            counts.move(number, READY, SCHEDULED, put_back)
+            counts.move(number, State.READY, State.SCHEDULED, put_back)
         counts.stir(number)
 
 
@@ -181,7 +179,7 @@ def _promote(
             due = {"queue": number, "now": now, "type": one}
             promoted += _promote_due(transaction, OF_ONE_TYPE, due, limit)
     if promoted:
-        counts.move(number, SCHEDULED, READY, promoted)
+        counts.move(number, State.SCHEDULED, State.READY, promoted)
     return promoted
 
 

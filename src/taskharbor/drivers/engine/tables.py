@@ -36,7 +36,12 @@ _STEPS = (200, 50, 10, 1)
 
 OUTCOME_NUMBERS = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 
-SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
+
+class State:
+    """Numbers of states in the file: their places in `STATES`."""
+
+    SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
+
 
 INLINE_PAYLOAD = 1024
 """Longer payloads get a row of their own: SQLite rewrites the whole row whenever a job moves."""
@@ -176,7 +181,7 @@ def record_from_row(row: tuple[Any, ...], now: Micros) -> JobRecord:
     """From the columns of `inspect.sql`: the number, the fields, the spec."""
     record = JobRecord(**dict(zip(_COLUMNS, row[1:-1], strict=True)))
     state: int = row[11]
-    record.state = STATES[READY if state == SCHEDULED and record.run_at_us <= now else state]
+    record.state = STATES[State.READY if state == State.SCHEDULED and record.run_at_us <= now else state]
     record.cancel_requested = bool(record.cancel_requested)
     if record.token is not None:
         record.token = lease_token(record.token, row[0])
@@ -213,7 +218,7 @@ class Counts:
             deltas[old] -= jobs
         if new is not None:
             deltas[new] += jobs
-            if new >= DONE and old != new:
+            if new >= State.DONE and old != new:
                 deltas[new + 3] += jobs
 
     def stir(self, queue: int) -> None:
