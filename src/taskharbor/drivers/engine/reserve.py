@@ -6,7 +6,6 @@ what waits, is scheduled or has ended: every look is a seek into an index that h
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, TypeAlias
@@ -14,16 +13,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from taskharbor.drivers.engine.settle import reclaim_queue
-from taskharbor.drivers.engine.tables import (
-    TOKEN_LENGTH,
-    Counts,
-    State,
-    Transaction,
-    apply_spec,
-    load,
-    to_json,
-)
+from taskharbor.drivers.engine.tables import Counts, State, Transaction, apply_spec, load, to_json
 from taskharbor.jobs import JobRecord, JobState, Micros
+from taskharbor.requests import new_token
 
 _SQL = load("reserve")
 
@@ -84,7 +76,7 @@ def reserve(
     rows, payloads, seqs = _choose_due(transaction, counts, number, ready, limit, now, wanted)
     jobs: list[JobRecord] = []
     if rows:
-        secret = secrets.token_hex(TOKEN_LENGTH // 2)
+        secret = new_token()
         # `now` may have been read before another call ended a lease: the log must not show one beside the other.
         reserved_at = max(now, latest_end)
         expires_at = reserved_at + lease_for

@@ -47,6 +47,7 @@ INLINE_PAYLOAD = 1024
 """Longer payloads get a row of their own: SQLite rewrites the whole row whenever a job moves."""
 
 TOKEN_LENGTH = 24
+"""The characters of `new_token`, with which the token of a lease begins."""
 
 
 def _read(family: str, package: str) -> dict[str, str]:
