@@ -164,6 +164,11 @@ class KeyConflict(JobError):
     reason = "another job with the same key is already waiting"
 
 
+def not_open(place: object) -> BackendUnavailable:
+    """Make the error for a handle that is used before it is open."""
+    return BackendUnavailable(f"{place} is not open: await open() first, or use `async with`")
+
+
 def field_error(made: Any, message: str) -> InvalidRequest:
     """Make the error for a struct that msgspec refused with this message. It names the field, its value and what is allowed."""
     allowed, _, path = message.partition(" - at `$")

@@ -71,7 +71,7 @@ def test_a_large_range_is_shared_out_evenly(
     store: BulkStore, url: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_ROWS_PER_PART", 25)
-    monkeypatch.setattr("taskharbor.bulk.read_tables.ROWS_PER_PART", 25)
+    monkeypatch.setattr("taskharbor.bulk.store.ROWS_PER_PART", 25)
 
     async def lots(driver: Driver) -> None:
         for _ in range(40):

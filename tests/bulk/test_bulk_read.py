@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bulk.stores import LOG_KINDS, ODD, add, attempts_of, fill, fresh_url, jobs_of, rows, selected, within
-from taskharbor.bulk import read_tables
+from taskharbor.bulk import store as bulk_store
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import SCHEMAS, Selection, Table
 from taskharbor.drivers.postgres import bulk as reading
@@ -94,7 +94,7 @@ def test_many_rows_are_read_in_parallel_and_each_once(
     store: BulkStore, url: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in {"ROWS_PER_PART": 160, "JOBS_PER_PART": 100, "_PAGE": 60}.items():
-        monkeypatch.setattr(read_tables, name, size)
+        monkeypatch.setattr(bulk_store, name, size)
     monkeypatch.setattr(reading, "_BLOCKS_PER_PART", 2)
     monkeypatch.setattr(reading, "_BLOCKS_PER_STATEMENT", 3)
     add(url, 800)

@@ -11,17 +11,9 @@ from http import HTTPStatus
 import msgspec
 from starlette.responses import Response
 
+from taskharbor import errors
 from taskharbor.broker.models import JOB_ERROR_CODES, job_error_code
 from taskharbor.drivers.broker_protocol import LEADER
-from taskharbor.errors import (
-    BackendUnavailable,
-    CodecError,
-    InvalidRequest,
-    JobError,
-    QueueNotFound,
-    SchemaMismatch,
-    TaskHarborError,
-)
 
 CONTENT_TYPE = "application/problem+json"
 
@@ -114,18 +106,18 @@ def not_leader(leader_url: str | None) -> Problem:
     return Problem("not_leader", detail, hint=hint, TaskHarbor_Leader=leader_url)
 
 
-def problem_of(error: TaskHarborError) -> Problem:
+def problem_of(error: errors.TaskHarborError) -> Problem:
     """Return the answer for an error of the contract."""
-    if isinstance(error, JobError):
+    if isinstance(error, errors.JobError):
         return Problem(job_error_code(error), str(error))
-    if isinstance(error, (InvalidRequest, CodecError)):
+    if isinstance(error, (errors.InvalidRequest, errors.CodecError)):
         return invalid(str(error))
-    if isinstance(error, QueueNotFound):
+    if isinstance(error, errors.QueueNotFound):
         return Problem("queue_not_found", str(error))
-    if isinstance(error, BackendUnavailable):
+    if isinstance(error, errors.BackendUnavailable):
         detail = "the store behind this broker does not answer; the call may or may not have taken effect"
         return Problem("backend_unavailable", detail, retry_after=1)
-    if isinstance(error, SchemaMismatch):
+    if isinstance(error, errors.SchemaMismatch):
         detail = "the store behind this broker was written by a version that it cannot work with"
         return Problem("schema_mismatch", detail, retry_after=60)
     return Problem("internal", "the broker met an error it did not expect")

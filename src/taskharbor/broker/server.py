@@ -30,7 +30,6 @@ from taskharbor.worker.health import is_loopback
 if sys.platform != "win32":
     import resource
 
-DEFAULT_BIND = "127.0.0.1:7433"
 KEEP_ALIVE_SECONDS = 75
 GRACE_SECONDS = 10.0
 HANDSHAKE_SECONDS = 10.0
@@ -312,14 +311,6 @@ async def serve(
         await server.serve(sockets=[listener])
     finally:
         await app.service.close()
-
-
-def parse_bind(text: str) -> tuple[str, int]:
-    """`7433`, `:7433`, `127.0.0.1:7433`, `[::1]:7433`, `0.0.0.0:7433`."""
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        raise InvalidRequest(f"bind address {text!r}: write it like {DEFAULT_BIND}, [::1]:7433 or 7433")
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def listen(host: str, port: int) -> socket.socket:

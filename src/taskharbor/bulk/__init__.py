@@ -2,11 +2,11 @@
 
 One mechanism over the driver contract, in the order in which data passes through it:
 
-- `store`: the synchronous interface, which PostgreSQL implements in its own way.
+- `store`: the synchronous interface, which PostgreSQL implements in its own way. It cuts the tables into parts and reads them.
 - `stage`: packs new jobs into blobs of the store.
 - `publish_staged`: turns the blobs into jobs.
-- `cursors`, `read_tables`: cut the tables into parts and read them.
+- `cursors`: places in the attempt log.
 - `tables`: makes Arrow batches.
 
-`read_tables`, `tables` and `store` need pyarrow.
+`tables` and `store` need pyarrow.
 """

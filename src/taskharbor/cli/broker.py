@@ -64,7 +64,7 @@ _MAKE_TOKENS = (
 @opt.log_options
 def broker(settings: Invocation, /, **options: Any) -> None:
     """Serve a store over HTTP: a JSON API, and http:// for workers."""
-    from taskharbor.worker.health import is_loopback
+    from taskharbor.worker.health import is_loopback, split_address
     from taskharbor.worker.process_setup import tuned_interpreter
 
     try:
@@ -81,7 +81,7 @@ def broker(settings: Invocation, /, **options: Any) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     settings.given_url = options["store"] or settings.given_url
     url = settings.url
-    host, port = server.parse_bind(options["bind"])
+    host, port = split_address(options["bind"], "bind address", "127.0.0.1:7433, [::1]:7433 or 7433")
     tokens = _tokens(options["token_file"])
     with _hint(f"bind to 127.0.0.1, or {_MAKE_TOKENS}"):
         server.check_exposure(host, has_tokens=bool(tokens))

@@ -16,18 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taskharbor import errors
 from taskharbor.broker.models import error_code
-from taskharbor.errors import (
-    BackendUnavailable,
-    CodecError,
-    InvalidRequest,
-    JobFinished,
-    JobNotDead,
-    JobNotFound,
-    SchemaMismatch,
-    TaskHarborError,
-    ThreadsLost,
-)
 from taskharbor.printable import printable, printable_json
 
 if TYPE_CHECKING:
@@ -40,13 +30,18 @@ WORN_OUT = 4
 QUARANTINED = 5
 INTERRUPTED = 130
 
-_HINTS: tuple[tuple[type[TaskHarborError], str], ...] = (
-    (JobNotFound, "`taskharbor list` shows the jobs there are"),
-    (JobFinished, "`taskharbor inspect` shows how it ended"),
-    (JobNotDead, "`taskharbor dlq list` shows what can be requeued"),
-    (SchemaMismatch, "`taskharbor migrate --dry-run` shows what is missing"),
-    (BackendUnavailable, "`taskharbor doctor` looks closer"),
+_ANSWERS: tuple[tuple[type[errors.TaskHarborError], int, str], ...] = (
+    (errors.ThreadsLost, WORN_OUT, ""),
+    (errors.BackendUnavailable, UNAVAILABLE, "`taskharbor doctor` looks closer"),
+    (errors.InvalidRequest, BAD_INPUT, ""),
+    (errors.CodecError, BAD_INPUT, ""),
+    (errors.JobNotFound, FAILED, "`taskharbor list` shows the jobs there are"),
+    (errors.JobFinished, FAILED, "`taskharbor inspect` shows how it ended"),
+    (errors.JobNotDead, FAILED, "`taskharbor dlq list` shows what can be requeued"),
+    (errors.SchemaMismatch, FAILED, "`taskharbor migrate --dry-run` shows what is missing"),
+    (errors.TaskHarborError, FAILED, ""),
 )
+"""Exit code and hint by the kind of error. The first that fits counts."""
 
 
 class CommandFailed(Exception):
@@ -103,13 +98,9 @@ def _problem_of(error: BaseException, settings: Invocation) -> CommandFailed:
         return CommandFailed(said, hint=hint, code=BAD_INPUT, kind="usage_error")
     if isinstance(error, click.ClickException):
         return CommandFailed(error.format_message(), code=error.exit_code, kind=kind)
-    if isinstance(error, TaskHarborError):
-        hint = next((hint for kind_of, hint in _HINTS if isinstance(error, kind_of)), "")
-        if isinstance(error, ThreadsLost):
-            return CommandFailed(str(error), code=WORN_OUT, kind=kind)
-        is_bad_input = isinstance(error, (InvalidRequest, CodecError))
-        code = UNAVAILABLE if isinstance(error, BackendUnavailable) else BAD_INPUT if is_bad_input else FAILED
-        return CommandFailed(str(error), hint=hint, code=code, kind=kind)
+    for one, code, hint in _ANSWERS:
+        if isinstance(error, one):
+            return CommandFailed(str(error), hint=hint, code=code, kind=kind)
     hint = "" if settings.debug else "run it again with --debug for the traceback"
     return CommandFailed(f"{name}: {error}" if str(error) else name, hint=hint, kind=kind)
 

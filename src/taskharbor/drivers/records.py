@@ -4,11 +4,12 @@ bounds hold on every store; `jobs` has the types."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
 
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import (
     SECOND,
     Attempt,
@@ -21,12 +22,18 @@ from taskharbor.jobs import (
     JobState,
     Micros,
     Name,
+    Outcome,
     Text,
     Tries,
     UpdateFlags,
 )
 
 DAY: Micros = 86_400 * SECOND
+
+STATES: Final = tuple(JobState)
+OUTCOMES: Final = tuple(Outcome)
+STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
+"""The numbers by which stores keep states and outcomes are their places here. They never change."""
 
 LeaseTime: TypeAlias = Annotated[Micros, Meta(ge=1, le=DAY)]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -254,6 +261,25 @@ class Greeting(msgspec.Struct, kw_only=True):
     """Bytes in one call."""
     max_wait: float
     """Seconds after which the broker ends a wait in any case."""
+
+
+def numbered_attempt(row: Sequence[Any]) -> Attempt:
+    """Make a row of the log from columns in the order of its fields, with numbers for outcome and state."""
+    fields = dict(zip(Attempt.__struct_fields__, row, strict=False))
+    fields |= {"outcome": OUTCOMES[fields["outcome"]], "state": STATES[fields["state"]]}
+    return Attempt(**fields)
+
+
+def not_a_cursor(text: str) -> InvalidRequest:
+    """Make the error for a text that no page gave."""
+    return InvalidRequest(f"{text[:60]!r} is not a cursor of this store: pass on what the last page gave")
+
+
+def cursor_number(cursor: str) -> int:
+    """Read a cursor that consists of one number."""
+    if not (cursor.isdecimal() and len(cursor) < 19):
+        raise not_a_cursor(cursor)
+    return int(cursor)
 
 
 def gather_flags(kept: UpdateFlags, newer: UpdateFlags) -> UpdateFlags:

@@ -11,7 +11,7 @@ import functools
 import operator
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import chain
-from types import NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
@@ -52,6 +52,12 @@ class Dispatcher:
     def _apply(self, function: Callable[..., Any], call: op.Operation[A]) -> Coroutine[Any, Any, A]:
         """Call one of `functions` with the store of this handle and the call."""
         raise NotImplementedError
+
+
+def functions_of(*modules: ModuleType) -> dict[type[op.Operation[Any]], Callable[..., Any]]:
+    """Return the functions of some modules that have the name of a call."""
+    names = [(name, call) for name, call in op.OPERATIONS.items()]
+    return {call: vars(module)[name] for module in modules for name, call in names if name in vars(module)}
 
 
 async def _nothing() -> Any:

@@ -27,15 +27,6 @@ from taskharbor.jobs import JobRecord, JobState, Micros
 from taskharbor.middleware import entered
 from taskharbor.requests import RecordBuilder
 from taskharbor.testing import assertions, draining
-from taskharbor.testing.draining import (
-    call,
-    check_app,
-    declare_queues,
-    error_of,
-    outside_the_loop,
-    run_here,
-    run_next,
-)
 from taskharbor.transactions import is_async
 from taskharbor.worker.decide import encode_result
 
@@ -62,7 +53,7 @@ class _AtOnce:
 
 class _StoredAtOnce(_AtOnce, JoinedTransaction):
     def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
-        return run_here(self._driver.enqueue(records, now=now))
+        return draining.run_here(self._driver.enqueue(records, now=now))
 
 
 class _StoredAtOnceAsync(_AtOnce, JoinedAsyncTransaction):
@@ -91,7 +82,7 @@ def memory_store(harbor: Harbor, *, clock: Clock | None = None) -> Iterator[Harb
     Time stands still at the moment of the swap, so that delays can be stepped over (`harbor.clock`, or `drain` with
     `with_scheduled`). For time that flows, pass `clock=SystemClock()`.
     """
-    check_app(harbor)
+    draining.check_app(harbor)
     ticking = FakeClock(SystemClock().now()) if clock is None else clock
     before = (harbor._driver, harbor._client, harbor._async_clients, harbor.clock, harbor._client_types)
     harbor._client_types = (PrivateClient, AsyncClient)
@@ -111,7 +102,7 @@ def run_inline(job_type: JobType[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     Arguments and result go through the codec, the call through the middleware, and the lifespan is entered: what works here
     works in a worker. No store is touched, except by what the handler itself enqueues.
     """
-    return run_here(run_inline_async(job_type, *args, **kwargs))
+    return draining.run_here(run_inline_async(job_type, *args, **kwargs))
 
 
 async def run_inline_async(job_type: JobType[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -125,8 +116,8 @@ async def run_inline_async(job_type: JobType[P, R], *args: P.args, **kwargs: P.k
     (record,) = builder.build([job_type.request(*args, **kwargs)], now)
     leased = msgspec.structs.replace(record, state=JobState.INFLIGHT, token="inline", fence=1)
     async with entered(harbor.lifespan):
-        outcome = await call(harbor, job_type.handler, leased, now)
-    error = error_of(outcome)
+        outcome = await draining.call(harbor, job_type.handler, leased, now)
+    error = draining.error_of(outcome)
     if error is not None:
         raise error
     codec = harbor.codecs.get(record.codec)
@@ -145,7 +136,7 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
     `raise_errors=False` the job is retried at once instead, until it is done or dead, and `handle.result()` tells which. A
     job with a delay waits: `drain(harbor, with_scheduled=True)`.
     """
-    check_app(harbor)
+    draining.check_app(harbor)
     harbor.load()
 
     async def run_all() -> None:
@@ -161,9 +152,9 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
         def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
             accepted = method(self, *args, **kwargs)
             if home.is_running():  # A handler enqueues.
-                run_here(run_all())
+                draining.run_here(run_all())
             else:
-                with outside_the_loop():
+                with draining.outside_the_loop():
                     runner.run(run_all(), context=copy_context())
             return accepted
 
@@ -207,12 +198,12 @@ def _living(lifespan: Lifespan | None) -> Iterator[tuple[asyncio.Runner, Any]]:
 
     life = loop.create_task(live())
     try:
-        with outside_the_loop():
+        with draining.outside_the_loop():
             runner.run(asyncio.wait((life, value), return_when=asyncio.FIRST_COMPLETED))
         if value.done():
             yield runner, value.result()
     finally:
-        with outside_the_loop(), runner:
+        with draining.outside_the_loop(), runner:
             leaving.set_result(None)
             runner.run(asyncio.wait((life,)))
         life.result()  # Raises what the lifespan raised.
@@ -222,9 +213,9 @@ async def _run_all(harbor: Harbor, raise_errors: bool) -> None:
     """Run all runnable jobs. All earlier jobs have been run already, so these are the jobs that were just enqueued."""
     first: BaseException | None = None
     async with AsyncClient(harbor.driver(), clock=harbor.clock) as client:
-        await declare_queues(harbor, client, None)
+        await draining.declare_queues(harbor, client, None)
         for _ in range(LIMIT):
-            executed = await run_next(harbor, client, None)
+            executed = await draining.run_next(harbor, client, None)
             if executed is None:
                 if first is not None:
                     raise first

@@ -105,15 +105,20 @@ class _Handler(BaseHTTPRequestHandler):
 
 def parse_address(text: str, *, public: bool = False) -> tuple[str, int]:
     """`8080`, `:8080`, `127.0.0.1:8080`, `[::1]:8080`. Others than this host only where `public` says so."""
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]") or DEFAULT_HOST
-    if not port.isdecimal() or int(port) > 65_535:
-        raise InvalidRequest(f"health address {text!r}: write it like 127.0.0.1:8080 or 8080")
+    host, port = split_address(text, "health address", "127.0.0.1:8080 or 8080")
     if not public and not is_loopback(host):
         raise InvalidRequest(
             f"health address {text!r} can be reached from other hosts: say --health-public if that is meant"
         )
-    return host, int(port)
+    return host, port
+
+
+def split_address(text: str, what: str, examples: str) -> tuple[str, int]:
+    """Return host and port of an address to listen at. Without a host it is on this one."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise InvalidRequest(f"{what} {text!r}: write it like {examples}")
+    return host.strip("[]") or DEFAULT_HOST, int(port)
 
 
 def is_loopback(host: str) -> bool:

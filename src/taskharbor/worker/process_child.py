@@ -31,11 +31,11 @@ from taskharbor.middleware import Call, Job, Raised, entered, function_call, set
 from taskharbor.signals import Cancel, HandlerSignal, Retry, Snooze, Unrecoverable, find_signal
 from taskharbor.worker.decide import describe, encode_result
 from taskharbor.worker.logs import JobFields, capture_warnings
+from taskharbor.worker.process_setup import SIGNALS
 
-_TERMINAL = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 
-SIGNALS: dict[str, type[HandlerSignal]] = {
+HANDLER_SIGNALS: dict[str, type[HandlerSignal]] = {
     kind.__name__: kind for kind in (Retry, Snooze, Cancel, Unrecoverable)
 }
 """Exceptions by which a handler says how its job goes on."""
@@ -53,7 +53,8 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """For the handler's `should_stop`; `cancel` also cancels an async handler."""
+    """For the handler's `should_stop`; `cancel` also cancels an async handler. From the process: somebody, perhaps the handler
+    itself, has asked the job to stop."""
 
     reason: str
     cancel: bool = False
@@ -69,12 +70,6 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
 
 class ProgressReport(msgspec.Struct, frozen=True, tag="progress"):
     data: bytes
-
-
-class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
-    """The job was asked to stop, by the handler itself or from above."""
-
-    reason: str
 
 
 class Logged(msgspec.Struct, frozen=True, tag="logged"):
@@ -99,7 +94,7 @@ class Threw(msgspec.Struct, frozen=True, tag="threw"):
 
 
 Down: TypeAlias = Run | Stop
-Up: TypeAlias = Ready | Began | ProgressReport | Stopping | Logged | Returned | Threw
+Up: TypeAlias = Ready | Began | ProgressReport | Stop | Logged | Returned | Threw
 
 encode = msgspec.msgpack.Encoder().encode
 decode_down = msgspec.msgpack.Decoder(Down).decode
@@ -154,11 +149,11 @@ def main(connection: Connection, orders: Orders) -> None:
     """The life of a worker process: it leaves the terminal's signals to the worker, and does not outlive it."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpgid(0, 0)
-    for number in _TERMINAL:
+    for number in SIGNALS:
         # A handler that does nothing, not SIG_IGN: what is ignored stays ignored in programs a handler starts.
         signal.signal(number, lambda *_: None)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINAL)  # Blocked by the worker until here.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # Blocked by the worker until here.
     if sys.platform == "linux":
         # The listening thread notices too, but not while C code keeps the interpreter to itself.
         with contextlib.suppress(OSError, AttributeError):
@@ -257,7 +252,7 @@ class Child:
     def _take(self, order: Down) -> None:
         if isinstance(order, Run):
             job = Job(order.record, order.started_at_us, lambda _, data: self._send(ProgressReport(data)))
-            job.on_stop = lambda reason: self._send(Stopping(reason))
+            job.on_stop = lambda reason: self._send(Stop(reason))
             self._job = job
             self._jobs.put(job)
             return
@@ -319,7 +314,7 @@ def _threw(error: BaseException) -> Threw:
         return Threw(Failure("RuntimeError", "the handler raised StopIteration", failure.detail))
     if (signal := find_signal(error)) is None:
         return Threw(failure)
-    kind = next(name for name, one in SIGNALS.items() if isinstance(signal, one))
+    kind = next(name for name, one in HANDLER_SIGNALS.items() if isinstance(signal, one))
     return Threw(failure, kind, signal.delay_us, signal.at_us)
 
 

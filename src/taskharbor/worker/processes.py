@@ -31,7 +31,7 @@ from taskharbor.retry import ExponentialBackoff, FixedDelays
 from taskharbor.signals import Snooze
 from taskharbor.worker import process_child
 from taskharbor.worker.process_child import Ready, Returned, Run, Stop, Threw
-from taskharbor.worker.process_setup import exit_reason
+from taskharbor.worker.process_setup import SIGNALS, exit_reason
 from taskharbor.worker.run import SHUTDOWN
 
 log = logging.getLogger("taskharbor.worker")
@@ -331,7 +331,7 @@ class WorkerProcess:
             case process_child.ProgressReport(data):
                 if job is not None and job._report is not None:
                     job._report(job.record, data)
-            case process_child.Stopping(reason):
+            case Stop(reason):
                 if job is not None:
                     job.stop(reason)
             case process_child.Logged(fields):
@@ -351,7 +351,7 @@ def _started(theirs: Connection, orders: process_child.Orders) -> multiprocessin
         return process
     resource_tracker.ensure_running()  # Here, because its own start would lift the mask again.
     # Ctrl-C must not hit the process before it is ready to leave that to us; it lifts the inherited mask itself.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         process.start()
     finally:
@@ -364,7 +364,7 @@ def _as_exception(threw: Threw) -> Exception:
     pickle); its type, message and traceback do, and a signal stays a signal, with its times."""
     if not threw.kind:
         return RemoteError(threw.failure)
-    kind = process_child.SIGNALS[threw.kind]
+    kind = process_child.HANDLER_SIGNALS[threw.kind]
     signal = kind.__new__(kind, threw.failure.message)  # Its constructor takes other values than it keeps.
     signal.__dict__.update(delay_us=threw.delay_us, at_us=threw.at_us, failure=threw.failure)
     return signal

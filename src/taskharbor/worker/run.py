@@ -50,6 +50,7 @@ from taskharbor.middleware import (
 )
 from taskharbor.signals import find_signal
 from taskharbor.worker.decide import decide, describe, no_handler
+from taskharbor.worker.logs import log_trace
 
 if TYPE_CHECKING:
     from taskharbor.batch_jobs import Prepared
@@ -624,7 +625,6 @@ class ThreadPool:
 
 def _warn(work: Stoppable, call: ThreadCall, what: str) -> None:
     """With the stack of the thread: files, lines and functions, no values."""
-    record = log.makeRecord(log.name, logging.WARNING, __file__, 0, f"{work!r} {what}", (), None)
-    if frame := sys._current_frames().get(call.thread):
-        record.exc_text = "".join(["Stack of its thread:\n", *traceback.format_stack(frame)])
-    log.handle(record)
+    frame = sys._current_frames().get(call.thread)
+    trace = "".join(["Stack of its thread:\n", *traceback.format_stack(frame)]) if frame else ""
+    log_trace(log, logging.WARNING, "%r %s", work, what, trace=trace)

@@ -14,7 +14,8 @@ import pytest
 from bulk.stores import EVERYTHING, add, every_seq, rows, selected, seqs, within
 from drivers.objectstore.fake_blobs import LOST_ANSWERS, FaultyBlobs, Weather
 from drivers.objectstore.harness import ack, claim, counts, jobs_of, objects, waiting
-from taskharbor.bulk import publish_staged, read_tables, stage
+from taskharbor.bulk import publish_staged, stage
+from taskharbor.bulk import store as bulk_store
 from taskharbor.bulk.stage import new_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.drivers.contract import Driver
@@ -56,7 +57,7 @@ def test_a_reader_finds_everything_and_writes_nothing(
     store: BulkStore, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards of a queue are one log."""
-    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 20)
+    monkeypatch.setattr(bulk_store, "ROWS_PER_PART", 20)
     add(url, 100)
     before = objects(folder)
     cursor = store.limited(store.start(), store.latest(), rows=30)
@@ -124,7 +125,7 @@ def test_a_reader_that_stops_misses_none(url: str, monkeypatch: pytest.MonkeyPat
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 20)
+    monkeypatch.setattr(bulk_store, "ROWS_PER_PART", 20)
     within(url, lambda driver: driver.time())
     seen: list[int] = []
     with open_store(url) as first:

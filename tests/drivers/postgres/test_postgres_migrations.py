@@ -17,7 +17,8 @@ from taskharbor.drivers.migrations import BREAKS, Migration
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.connections import Session, connect
 from taskharbor.drivers.postgres.migrations import FUNCTIONS_VERSION, known_steps, migrate
-from taskharbor.drivers.postgres.rows import OUTCOMES, STATES, stored_value
+from taskharbor.drivers.postgres.rows import stored_value
+from taskharbor.drivers.records import OUTCOMES, STATES
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import Failure, JobState, UpdateFlags
 

@@ -24,7 +24,8 @@ from needing import Entered
 from records import NOW, make_record, present
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.contract import Ack, Extension, JobFilter
-from taskharbor.drivers.postgres import PostgresDriver, notifications
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres import driver as notifying
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers import FaultProxy, PostgresServer, with_fresh_schema
@@ -330,7 +331,7 @@ async def test_a_call_that_is_given_up_on_a_dead_line_takes_nothing_with_it(here
 @pytest.fixture
 def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """The listener must notice what happens to its connection by itself, not when it next asks for a sign of life."""
-    monkeypatch.setattr(notifications, "_PROBE", 10_000.0)
+    monkeypatch.setattr(notifying, "_PROBE", 10_000.0)
 
 
 def listener(raw: Raw, *, but: int = 0) -> int | None:
@@ -431,8 +432,8 @@ async def test_a_silent_line_loses_no_wake_up(url: str, raw: Raw) -> None:
 
 
 async def test_a_silent_line_is_given_up(url: str, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifications, "_PROBE", 0.1)
-    monkeypatch.setattr(notifications, "_PATIENCE", 0.1)
+    monkeypatch.setattr(notifying, "_PROBE", 0.1)
+    monkeypatch.setattr(notifying, "_PATIENCE", 0.1)
     async with split_line(url, "&poll=0.02", raw) as here:
         here.proxy.stall()
         for _ in range(3):

@@ -9,7 +9,8 @@ import pytest
 
 from drivers.postgres.harness import NOW, Heard, Raw, ack, claim, enqueue_on, held, make_record, wait
 from taskharbor.drivers.contract import Discard, QueueSettings
-from taskharbor.drivers.postgres import PostgresDriver, notifications
+from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.drivers.postgres import driver as notifying
 from taskharbor_testkit.servers import drop_schema, with_fresh_schema
 from worker.stage import eventually, finish
 
@@ -45,7 +46,7 @@ async def test_many_enqueues_are_notified_of_together(
     driver: PostgresDriver, raw: Raw, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough for a slow machine to store some jobs in.
-    monkeypatch.setattr(notifications, "_WINDOW", 0.2)
+    monkeypatch.setattr(notifying, "_WINDOW", 0.2)
     counts: list[int] = []
 
     def count() -> None:

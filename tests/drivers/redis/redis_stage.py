@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from taskharbor.drivers.operations import Wait
+from taskharbor.drivers.redis.driver import ChannelListener
 from taskharbor.drivers.redis.library import TEXT, Library, RedisCall
-from taskharbor.drivers.redis.listener import ChannelListener
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.drivers.waiting import wait

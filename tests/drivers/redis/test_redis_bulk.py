@@ -16,7 +16,8 @@ import pytest
 
 from bulk.stores import within
 from records import make_record
-from taskharbor.bulk import publish_staged, read_tables, stage
+from taskharbor.bulk import publish_staged, stage
+from taskharbor.bulk import store as bulk_store
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store
@@ -147,7 +148,7 @@ def test_the_rest_of_a_first_pass_survives_retention(store: BulkStore, redis_url
 def test_rows_that_share_an_entry_are_read_once_wherever_it_is_cut(
     store: BulkStore, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 10)
+    monkeypatch.setattr(bulk_store, "ROWS_PER_PART", 10)
     for count in (250, 1, 30, 100):
         add(redis_url, count)
     expected = every_seq(redis_url)
@@ -232,7 +233,7 @@ def test_a_reader_stopped_at_random_sees_each_row_once(several: str, monkeypatch
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    monkeypatch.setattr(read_tables, "ROWS_PER_PART", 100)
+    monkeypatch.setattr(bulk_store, "ROWS_PER_PART", 100)
 
     def work() -> None:
         for _ in range(20):

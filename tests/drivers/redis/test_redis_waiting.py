@@ -15,7 +15,7 @@ import pytest
 from drivers.redis.redis_stage import Waits, connected
 from needing import Entered
 from records import NOW
-from taskharbor.drivers.redis import listener as listening
+from taskharbor.drivers.redis import driver as listening
 from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.servers import FaultProxy, RedisServer

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from taskharbor.drivers.engine.tables import INLINE_PAYLOAD, STATES
+from taskharbor.drivers.engine.tables import INLINE_PAYLOAD
 from taskharbor.drivers.operations import Enqueue
+from taskharbor.drivers.records import STATES
 from taskharbor_testkit.conformance import check
 from taskharbor_testkit.conformance.machine import DriverMachine, Effort
 

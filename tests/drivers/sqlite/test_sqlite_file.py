@@ -17,8 +17,9 @@ from drivers.sqlite.conftest import Query
 from records import NOW, make_record
 from taskharbor.drivers.engine import schema_migrations
 from taskharbor.drivers.engine.reserve import OF_ONE_TYPE
-from taskharbor.drivers.engine.tables import OUTCOMES, STATES, load
+from taskharbor.drivers.engine.tables import load
 from taskharbor.drivers.migrations import BREAKS, Migration
+from taskharbor.drivers.records import OUTCOMES, STATES
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.drivers.sqlite.file import SQLiteOptions, apply_pending, open_connection, parse_url

@@ -13,7 +13,8 @@ from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
 from taskharbor.drivers.engine.enqueue import enqueue
 from taskharbor.drivers.engine.inspect import attempts_between
 from taskharbor.drivers.engine.operate import remove_jobs
-from taskharbor.drivers.engine.tables import STATES, Transaction, load, to_json
+from taskharbor.drivers.engine.tables import Transaction, load, to_json
+from taskharbor.drivers.records import STATES
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import JobState
 

@@ -3,15 +3,7 @@ the fields of the call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from taskharbor.drivers.engine import bulk, enqueue, inspect, operate, reserve, settle
-from taskharbor.drivers.operations import OPERATIONS, Operation
+from taskharbor.drivers.validation import functions_of
 
-FUNCTIONS: dict[type[Operation[Any]], Callable[..., Any]] = {
-    call: vars(module)[name]
-    for module in (enqueue, reserve, settle, operate, inspect, bulk)
-    for name, call in OPERATIONS.items()
-    if name in vars(module)
-}
+FUNCTIONS = functions_of(enqueue, reserve, settle, operate, inspect, bulk)

@@ -12,10 +12,10 @@ from typing import Any
 from taskharbor.drivers.contract import Enqueued, gather_flags
 from taskharbor.drivers.engine.loaded_jobs import Unit, new_job
 from taskharbor.drivers.engine.tables import (
-    BLOCKED,
     DEFAULT_SPEC,
     INLINE_PAYLOAD,
     Spec,
+    State,
     Transaction,
     in_steps,
     load,
@@ -189,7 +189,7 @@ def _store(unit: Unit, record: JobRecord, queue: int, number: int) -> Enqueued:
     waiting = unit.waiting(queue, record.key)
     if waiting is not None:
         unit.change(waiting, new_job(record, queue, 0), Spec.of(record), flags)
-        if waiting.state == BLOCKED:
+        if waiting.state == State.BLOCKED:
             spec = Spec.read(waiting.spec)
             spec.update = gather_flags(spec.update or DEFAULT_FLAGS, flags)
             unit.set_spec(waiting, spec)
@@ -197,7 +197,7 @@ def _store(unit: Unit, record: JobRecord, queue: int, number: int) -> Enqueued:
             unit.wait_by_run_at(waiting)
         return Enqueued(waiting.id, existed=True)
     is_blocked = unit.inflight(queue, record.key) is not None
-    job = unit.insert(record, queue, BLOCKED if is_blocked else None, number)
+    job = unit.insert(record, queue, State.BLOCKED if is_blocked else None, number)
     if is_blocked and record.update is None:
         spec = Spec.read(job.spec)
         spec.update = flags

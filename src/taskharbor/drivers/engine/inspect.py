@@ -8,18 +8,8 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueSettings, QueueStats
-from taskharbor.drivers.engine.tables import (
-    READY,
-    SCHEDULED,
-    STATE_NUMBERS,
-    STATES,
-    Transaction,
-    attempt_from_row,
-    load,
-    record_from_row,
-    to_json,
-)
-from taskharbor.errors import InvalidRequest
+from taskharbor.drivers.engine.tables import State, Transaction, load, record_from_row, to_json
+from taskharbor.drivers.records import STATE_NUMBERS, STATES, cursor_number, numbered_attempt
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 
 _SQL = load("inspect")
@@ -41,8 +31,8 @@ def get(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[J
 def list_jobs(
     transaction: Transaction, selection: JobFilter, now: Micros, limit: int, cursor: str | None
 ) -> Page:
-    before = FOREVER if cursor is None else _number(cursor)
-    until = 0 if selection.until is None else _number(selection.until)
+    before = FOREVER if cursor is None else cursor_number(cursor)
+    until = 0 if selection.until is None else cursor_number(selection.until)
     # One more than asked for tells whether anything follows.
     found = find_jobs(transaction, selection, now, limit + 1, before, until)
     page = found[:limit]
@@ -83,7 +73,7 @@ def _seqs(
     }
     if queue is not None and numbers is not None and JobState.BLOCKED not in (selection.states or ()):
         # A scheduled job that is due reads as ready, so a filter for ready jobs reads both states.
-        stored = set(numbers) | ({SCHEDULED} if READY in numbers else set())
+        stored = set(numbers) | ({State.SCHEDULED} if State.READY in numbers else set())
         if sum(counters[number] for number in stored) <= _FEW:
             flags = {state.value: number in stored for number, state in enumerate(STATES)}
             return [seq for (seq,) in transaction.execute(_SQL["gather"], values | flags)]
@@ -131,14 +121,14 @@ def _settings_from(row: Sequence[Any]) -> QueueSettings:
 
 
 def read_attempts(transaction: Transaction, after: str | None, limit: int) -> AttemptPage:
-    start = 0 if after is None else _number(after)
+    start = 0 if after is None else cursor_number(after)
     found = attempts_between(transaction, start, FOREVER, limit)
     return AttemptPage(found, str(found[-1].seq if found else start))
 
 
 def attempts_between(transaction: Transaction, after: int, until: int, limit: int) -> list[Attempt]:
     rows = transaction.execute(_SQL["attempts"], (after, until, limit)).fetchall()
-    return [attempt_from_row(row) for row in rows]
+    return [numbered_attempt(row) for row in rows]
 
 
 def job_attempts(transaction: Transaction, job_id: str) -> list[Attempt]:
@@ -146,7 +136,7 @@ def job_attempts(transaction: Transaction, job_id: str) -> list[Attempt]:
     rows = transaction.execute(
         _SQL["job_attempts" if is_kept else "removed_job_attempts"], {"id": job_id}
     ).fetchall()
-    return [attempt_from_row(row) for row in rows]
+    return [numbered_attempt(row) for row in rows]
 
 
 def watch(
@@ -158,9 +148,3 @@ def watch(
     ).fetchone()
     due = [instant for instant in (run_at, expires_at) if instant is not None]
     return dict(_decode_versions(text)), min(due, default=None)
-
-
-def _number(cursor: str) -> int:
-    if not (cursor.isdecimal() and len(cursor) < 19):
-        raise InvalidRequest(f"{cursor!r} is not a cursor of this store: pass on what the last page gave")
-    return int(cursor)

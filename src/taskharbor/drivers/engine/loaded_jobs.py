@@ -15,16 +15,11 @@ import msgspec
 
 from taskharbor.drivers.contract import failure_record
 from taskharbor.drivers.engine.tables import (
-    BLOCKED,
-    CANCELLED,
-    DEAD,
-    INFLIGHT,
     INLINE_PAYLOAD,
     OUTCOME_NUMBERS,
-    READY,
-    SCHEDULED,
     Counts,
     Spec,
+    State,
     Transaction,
     lease_token,
     load,
@@ -58,7 +53,7 @@ class JobRow(msgspec.Struct, array_like=True, eq=False):
     key: str | None
     spec: str | None
     payload_size: int
-    state: int = READY
+    state: int = State.READY
     expires_at: Micros | None = None
     token: str | None = None
     worker: str | None = None
@@ -194,32 +189,32 @@ class Unit:
                 self._waiting[place] = None
             if self._inflight.get(place) is job:
                 self._inflight[place] = None
-            if state < INFLIGHT:
+            if state < State.INFLIGHT:
                 self._waiting[place] = job
         job.state = state
         self._moved[job.seq] = job
-        if state == READY:
+        if state == State.READY:
             self.counts.stir(job.queue_id)
-        elif state == SCHEDULED:
+        elif state == State.SCHEDULED:
             self.counts.schedule(job.queue_id, job.run_at)
 
     def wait_by_run_at(self, job: JobRow) -> None:
-        self.place(job, SCHEDULED if job.run_at > self.now else READY)
+        self.place(job, State.SCHEDULED if job.run_at > self.now else State.READY)
 
     def touch(self, job: JobRow) -> None:
         self._moved[job.seq] = job
 
     def end(self, job: JobRow, state: int, outcome: Outcome, error: Failure | None = None) -> None:
         """A job's end: done, dead or cancelled. Serves a blocked job of its key and the failure queue."""
-        was_inflight = job.state == INFLIGHT
+        was_inflight = job.state == State.INFLIGHT
         job.finished_at = self.log(job, outcome, state, error)
         self._drop_lease(job)
         self.place(job, state)
         if was_inflight:
             blocked = self.waiting(job.queue_id, job.key)
-            if blocked is not None and blocked.state == BLOCKED:
+            if blocked is not None and blocked.state == State.BLOCKED:
                 self.wait_by_run_at(blocked)
-        if state == DEAD and (failure_queue := self.queue(job.queue_id).failure_queue) is not None:
+        if state == State.DEAD and (failure_queue := self.queue(job.queue_id).failure_queue) is not None:
             record = failure_record(
                 self._dead_record(job), job_id=new_id(), queue=failure_queue, now=self.now
             )
@@ -237,17 +232,17 @@ class Unit:
         flags = DEFAULT_FLAGS if spec is None or spec.update is None else spec.update
         run_at = job.run_at if run_at is None else run_at
         due = run_at if blocked is None else _changed_run_at(run_at, blocked.run_at, flags)
-        self.log(job, outcome, SCHEDULED if due > self.now else READY, error)
+        self.log(job, outcome, State.SCHEDULED if due > self.now else State.READY, error)
         self._drop_lease(job)
         job.run_at = run_at
         if blocked is not None and spec is not None:
             self.change(job, blocked, spec, flags)
             blocked.merged_into = job.id
-            self.end(blocked, CANCELLED, Outcome.MERGED)
+            self.end(blocked, State.CANCELLED, Outcome.MERGED)
         self.wait_by_run_at(job)
 
     def _drop_lease(self, job: JobRow) -> None:
-        if job.state == INFLIGHT and self.queue(job.queue_id).max_inflight is not None:
+        if job.state == State.INFLIGHT and self.queue(job.queue_id).max_inflight is not None:
             self.counts.stir(job.queue_id)
         job.token = job.worker = job.expires_at = job.reserved_at = None
         job.cancel_requested = 0
@@ -324,8 +319,8 @@ class Unit:
         moved = self._moved.values()
         # Those that end first: they give up the place of their key that another job takes in the same call.
         for group in (
-            [job for job in moved if job.state > INFLIGHT and not job.is_new],
-            [job for job in moved if job.state <= INFLIGHT and not job.is_new],
+            [job for job in moved if job.state > State.INFLIGHT and not job.is_new],
+            [job for job in moved if job.state <= State.INFLIGHT and not job.is_new],
         ):
             self.transaction.insert_rows(UNIT["move"], list(map(_moved, group)))
         for job in moved:

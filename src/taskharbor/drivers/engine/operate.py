@@ -11,20 +11,8 @@ from msgspec.structs import astuple, replace
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.engine.inspect import settings as settings_of
 from taskharbor.drivers.engine.loaded_jobs import JobRow, Unit
-from taskharbor.drivers.engine.tables import (
-    BLOCKED,
-    CANCELLED,
-    DEAD,
-    DONE,
-    INFLIGHT,
-    STATE_NUMBERS,
-    STATES,
-    Counts,
-    Transaction,
-    load,
-    to_json,
-)
-from taskharbor.drivers.records import FieldNames, changed_fields
+from taskharbor.drivers.engine.tables import Counts, State, Transaction, load, to_json
+from taskharbor.drivers.records import STATE_NUMBERS, STATES, FieldNames, changed_fields
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros, Outcome
 
@@ -76,19 +64,19 @@ def _change_each(
 
 
 def _cancel(unit: Unit, job: JobRow, only_waiting: bool = False) -> JobState | JobError:
-    if job.state in (DONE, DEAD):
+    if job.state in (State.DONE, State.DEAD):
         return JobFinished(job.id)
-    if job.state == INFLIGHT:
+    if job.state == State.INFLIGHT:
         if not only_waiting:
             job.cancel_requested = 1
             unit.touch(job)
-    elif job.state != CANCELLED:
-        unit.end(job, CANCELLED, Outcome.CANCELLED)
+    elif job.state != State.CANCELLED:
+        unit.end(job, State.CANCELLED, Outcome.CANCELLED)
     return STATES[job.state]
 
 
 def _requeue(unit: Unit, job: JobRow, run_at: Micros, keep_counts: bool) -> JobState | JobError:
-    if job.state != DEAD:
+    if job.state != State.DEAD:
         return JobNotDead(job.id)
     if unit.waiting(job.queue_id, job.key) is not None:
         return KeyConflict(job.id)
@@ -99,7 +87,7 @@ def _requeue(unit: Unit, job: JobRow, run_at: Micros, keep_counts: bool) -> JobS
     if unit.inflight(job.queue_id, job.key) is None:
         unit.wait_by_run_at(job)
     else:
-        unit.place(job, BLOCKED)
+        unit.place(job, State.BLOCKED)
     unit.log(job, Outcome.REQUEUED, job.state)
     return STATES[job.state]
 
@@ -143,7 +131,7 @@ def prune_up_to(transaction: Transaction, now: Micros, most_jobs: int, most_rows
     """Remove what retention gives up, at most so many jobs and rows of the log; how many of each."""
     jobs = rows = 0
     for queue, keep_done, keep_dead, keep_attempts in transaction.fetch(_SQL["retention"]):
-        for state, keep in ((DONE, keep_done), (CANCELLED, keep_done), (DEAD, keep_dead)):
+        for state, keep in ((State.DONE, keep_done), (State.CANCELLED, keep_done), (State.DEAD, keep_dead)):
             if keep is not None:
                 jobs += _remove(transaction, queue, state, now - keep + 1, most_jobs - jobs, _ANY)
         if keep_attempts is not None and rows < most_rows:

@@ -14,7 +14,7 @@ import msgspec
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.engine.loaded_jobs import Unit
-from taskharbor.drivers.engine.tables import DEAD, INFLIGHT, Transaction, load, record_from_row
+from taskharbor.drivers.engine.tables import State, Transaction, load, record_from_row
 from taskharbor.drivers.validation import check_records
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import Failure, Micros, Name, Outcome
@@ -56,16 +56,16 @@ def set_aside(transaction: Transaction, now: Micros, *, ended_too: bool = False)
         job_id, type_, key = map(_name, texts)
         job_id = job_id or f"damaged-{seq}"
         transaction.execute(_SQL["mend"], (job_id, type_ or "damaged", key, seq))
-        effect = "it is dead" if state <= INFLIGHT else "they were replaced"
+        effect = "it is dead" if state <= State.INFLIGHT else "they were replaced"
         found.append(f"job {job_id!r} of queue {queue!r} has damaged values: {effect}")
         log.error("%s", found[-1])
-        unended += [job_id] * (state <= INFLIGHT)
+        unended += [job_id] * (state <= State.INFLIGHT)
     unit = Unit(transaction, now, unended)
     for job_id in unended:
         job = unit.job(job_id)
         assert job is not None
         job.last_error, job.failed_at = _ERROR.text, now
-        unit.end(job, DEAD, Outcome.DEAD, _ERROR)
+        unit.end(job, State.DEAD, Outcome.DEAD, _ERROR)
     unit.flush()
     return found
 

@@ -6,7 +6,6 @@ what waits, is scheduled or has ended: every look is a seek into an index that h
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, TypeAlias
@@ -14,18 +13,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from taskharbor.drivers.engine.settle import reclaim_queue
-from taskharbor.drivers.engine.tables import (
-    INFLIGHT,
-    READY,
-    SCHEDULED,
-    TOKEN_LENGTH,
-    Counts,
-    Transaction,
-    apply_spec,
-    load,
-    to_json,
-)
+from taskharbor.drivers.engine.tables import Counts, State, Transaction, apply_spec, load, to_json
 from taskharbor.jobs import JobRecord, JobState, Micros
+from taskharbor.requests import new_token
 
 _SQL = load("reserve")
 
@@ -86,13 +76,13 @@ def reserve(
     rows, payloads, seqs = _choose_due(transaction, counts, number, ready, limit, now, wanted)
     jobs: list[JobRecord] = []
     if rows:
-        secret = secrets.token_hex(TOKEN_LENGTH // 2)
+        secret = new_token()
         # `now` may have been read before another call ended a lease: the log must not show one beside the other.
         reserved_at = max(now, latest_end)
         expires_at = reserved_at + lease_for
         jobs = _records(transaction, rows, payloads or b"", queue, secret, worker, reserved_at, expires_at)
         transaction.execute(_SQL["lease"], (secret, worker, reserved_at, expires_at, seqs))
-        counts.move(number, READY, INFLIGHT, len(jobs))
+        counts.move(number, State.READY, State.INFLIGHT, len(jobs))
     if promoted and ready > len(jobs):
         # Nobody who begins to wait now finds the rest among the scheduled.
         counts.stir(number)
@@ -119,7 +109,7 @@ def _choose_due(
             return rows, payloads, seqs
         for priority in early:
             put_back = transaction.execute(_SQL["put_back"], (number, priority, now)).rowcount
-            counts.move(number, READY, SCHEDULED, put_back)
+            counts.move(number, State.READY, State.SCHEDULED, put_back)
         counts.stir(number)
 
 
@@ -181,7 +171,7 @@ def _promote(
             due = {"queue": number, "now": now, "type": one}
             promoted += _promote_due(transaction, OF_ONE_TYPE, due, limit)
     if promoted:
-        counts.move(number, SCHEDULED, READY, promoted)
+        counts.move(number, State.SCHEDULED, State.READY, promoted)
     return promoted
 
 

@@ -11,23 +11,17 @@ from collections.abc import Sequence
 
 from taskharbor.drivers import records as rec
 from taskharbor.drivers.engine.loaded_jobs import UNIT, JobRow, Unit
-from taskharbor.drivers.engine.tables import (
-    CANCELLED,
-    DEAD,
-    DONE,
-    INFLIGHT,
-    TOKEN_LENGTH,
-    Transaction,
-    lease_token,
-    load,
-    to_json,
-)
+from taskharbor.drivers.engine.tables import TOKEN_LENGTH, State, Transaction, lease_token, load, to_json
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros, Outcome
 
 _SQL = load("settle")
 
-_AGREED: dict[type, tuple[int, ...]] = {rec.Ack: (DONE,), rec.Fail: (DONE, DEAD), rec.Discard: (CANCELLED,)}
+_AGREED: dict[type, tuple[int, ...]] = {
+    rec.Ack: (State.DONE,),
+    rec.Fail: (State.DONE, State.DEAD),
+    rec.Discard: (State.CANCELLED,),
+}
 """Ends that a settlement may find already reached: it succeeds and changes nothing."""
 
 
@@ -60,7 +54,7 @@ def _settle_acks(transaction: Transaction, acks: Sequence[rec.Ack], now: Micros)
     ).fetchone()
     if not (
         count == len(acks)
-        and low == high == INFLIGHT
+        and low == high == State.INFLIGHT
         and expires_at > now >= reserved_at
         and not keyed
         and ids == "\n".join([ack.job_id for ack in acks])
@@ -96,7 +90,7 @@ def _settle_one(unit: Unit, settlement: rec.Settlement) -> JobError | None:
     job = unit.job(settlement.job_id)
     if job is None:
         return JobNotFound(settlement.job_id)
-    if job.state > INFLIGHT:
+    if job.state > State.INFLIGHT:
         return settle_ended(settlement, job.state)
     refused = _refusal(
         settlement.job_id, job.state, job.full_token, job.expires_at, settlement.token, unit.now
@@ -106,25 +100,25 @@ def _settle_one(unit: Unit, settlement: rec.Settlement) -> JobError | None:
     match settlement:
         case rec.Ack(result=result):
             job.result = result
-            unit.end(job, DONE, Outcome.DONE)
+            unit.end(job, State.DONE, Outcome.DONE)
         case rec.RetryAt(run_at_us=run_at, attempts=attempts, error=error):
             _record_failure(job, attempts, error, unit.now)
             if job.cancel_requested:
-                unit.end(job, CANCELLED, Outcome.CANCELLED, error)
+                unit.end(job, State.CANCELLED, Outcome.CANCELLED, error)
             else:
                 unit.back_to_waiting(job, Outcome.RETRIED, run_at, error)
         case rec.Fail(attempts=attempts, error=error):
             _record_failure(job, attempts, error, unit.now)
-            unit.end(job, DEAD, Outcome.DEAD, error)
+            unit.end(job, State.DEAD, Outcome.DEAD, error)
         case rec.Release(run_at_us=later):
             if job.cancel_requested:
-                unit.end(job, CANCELLED, Outcome.CANCELLED)
+                unit.end(job, State.CANCELLED, Outcome.CANCELLED)
             else:
                 unit.back_to_waiting(job, Outcome.RELEASED, later)
         case rec.Discard(reason=reason):
             if reason is not None:
                 job.last_error = reason.text
-            unit.end(job, CANCELLED, Outcome.CANCELLED, reason)
+            unit.end(job, State.CANCELLED, Outcome.CANCELLED, reason)
     return None
 
 
@@ -142,7 +136,7 @@ def _record_failure(job: JobRow, attempts: int, error: Failure, now: Micros) -> 
 def _refusal(
     job_id: str, state: int, token: str | None, expires_at: Micros | None, given: str, now: Micros
 ) -> JobError | None:
-    if state != INFLIGHT:
+    if state != State.INFLIGHT:
         return JobNotInflight(job_id)
     if token != given:
         return LeaseMismatch(job_id)
@@ -207,9 +201,9 @@ def _expire(unit: Unit, job: JobRow) -> None:
     job.stalls += 1
     counted = 0 if job.max_stalls else job.stalls
     if job.cancel_requested:
-        unit.end(job, CANCELLED, Outcome.EXPIRED, rec.EXPIRED_ERROR)
+        unit.end(job, State.CANCELLED, Outcome.EXPIRED, rec.EXPIRED_ERROR)
     elif job.attempts + counted >= job.max_attempts or 0 < job.max_stalls <= job.stalls:
         job.last_error = rec.EXPIRED_ERROR.text
-        unit.end(job, DEAD, Outcome.EXPIRED, rec.EXPIRED_ERROR)
+        unit.end(job, State.DEAD, Outcome.EXPIRED, rec.EXPIRED_ERROR)
     else:
         unit.back_to_waiting(job, Outcome.EXPIRED, error=rec.EXPIRED_ERROR)

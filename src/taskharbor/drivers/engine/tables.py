@@ -25,17 +25,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from taskharbor.drivers.contract import QueueSettings
-from taskharbor.jobs import (
-    DEFAULT_BACKOFF_MAX,
-    DEFAULT_BACKOFF_MIN,
-    Attempt,
-    JobRecord,
-    JobState,
-    Micros,
-    Outcome,
-    UpdateFlags,
-)
+from taskharbor.drivers.records import OUTCOMES, STATES, QueueSettings
+from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, JobRecord, Micros, UpdateFlags
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _PART = re.compile(r"/\*(\w+)\*/")
@@ -43,17 +34,20 @@ _ROWS = re.compile(r"/\*rows: (\d+)\*/")
 _STEPS = (200, 50, 10, 1)
 """Rows per step: a few sizes, so that every one of them is a statement prepared once."""
 
-STATES = tuple(JobState)
-OUTCOMES = tuple(Outcome)
-STATE_NUMBERS = {state: number for number, state in enumerate(STATES)}
 OUTCOME_NUMBERS = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 
-SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
+
+class State:
+    """Numbers of states in the file: their places in `STATES`."""
+
+    SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
+
 
 INLINE_PAYLOAD = 1024
 """Longer payloads get a row of their own: SQLite rewrites the whole row whenever a job moves."""
 
 TOKEN_LENGTH = 24
+"""The characters of `new_token`, with which the token of a lease begins."""
 
 
 def _read(family: str, package: str) -> dict[str, str]:
@@ -188,19 +182,13 @@ def record_from_row(row: tuple[Any, ...], now: Micros) -> JobRecord:
     """From the columns of `inspect.sql`: the number, the fields, the spec."""
     record = JobRecord(**dict(zip(_COLUMNS, row[1:-1], strict=True)))
     state: int = row[11]
-    record.state = STATES[READY if state == SCHEDULED and record.run_at_us <= now else state]
+    record.state = STATES[State.READY if state == State.SCHEDULED and record.run_at_us <= now else state]
     record.cancel_requested = bool(record.cancel_requested)
     if record.token is not None:
         record.token = lease_token(record.token, row[0])
     if row[-1] is not None:
         apply_spec(record, row[-1])
     return record
-
-
-def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
-    fields = dict(zip(Attempt.__struct_fields__, row, strict=True))
-    fields |= {"outcome": OUTCOMES[fields["outcome"]], "state": STATES[fields["state"]]}
-    return Attempt(**fields)
 
 
 def lease_token(secret: str, seq: int) -> str:
@@ -231,7 +219,7 @@ class Counts:
             deltas[old] -= jobs
         if new is not None:
             deltas[new] += jobs
-            if new >= DONE and old != new:
+            if new >= State.DONE and old != new:
                 deltas[new + 3] += jobs
 
     def stir(self, queue: int) -> None:

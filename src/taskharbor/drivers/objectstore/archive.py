@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.engine import inspect, operate
-from taskharbor.drivers.engine.tables import STATES, Counts, Transaction, load, to_json
+from taskharbor.drivers.engine.tables import Counts, Transaction, load, to_json
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.image import Entry, check, connect, empty, entries, put_entry
+from taskharbor.drivers.records import STATES
 from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, JobState, Micros

@@ -228,14 +228,14 @@ class Deposed(BackendUnavailable):
     """There is a newer leader. This one never writes again; callers ask the other one."""
 
 
-class State(Protocol):
+class StoredState(Protocol):
     touched: bool
     """Set by every change of the state, and reset before each pass."""
 
     def serialize(self) -> bytes: ...
 
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=StoredState)
 R = TypeVar("R")
 
 

@@ -20,7 +20,7 @@ from taskharbor.drivers.engine import bulk, operate, reserve, settle
 from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.dispatch import FUNCTIONS
 from taskharbor.drivers.engine.repair import REPAIRED, set_aside
-from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
+from taskharbor.drivers.engine.tables import Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Segments
 from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, StoreTime, Unclear, probe
@@ -52,7 +52,7 @@ _SQL = load("image", __package__)
 
 _ARCHIVED_ANSWERS: Mapping[type[op.Operation[Any]], Callable[[Any, JobRecord], Any]] = {
     op.ExtendLease: lambda extension, job: JobNotInflight(job.id),
-    op.Settle: lambda settlement, job: settle.settle_ended(settlement, STATE_NUMBERS[job.state]),
+    op.Settle: lambda settlement, job: settle.settle_ended(settlement, rec.STATE_NUMBERS[job.state]),
     op.CancelJobs: lambda _, job: job.state if job.state is JobState.CANCELLED else JobFinished(job.id),
     op.Requeue: lambda _, job: JobNotDead(job.id),
     op.Get: lambda _, job: job,

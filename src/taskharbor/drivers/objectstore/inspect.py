@@ -55,9 +55,7 @@ def _positions(cursor: str, store_id: str, *, of_jobs: bool = False) -> dict[str
         found = ("", {})
     its_store, positions = found
     if not its_store or (of_jobs and len(positions) != 1):
-        raise InvalidRequest(
-            f"{cursor[:60]!r} is not a cursor of this store: pass on what the last page gave"
-        )
+        raise rec.not_a_cursor(cursor)
     if its_store != store_id:
         raise InvalidRequest("this cursor is of another store, or of one that was here before: begin anew")
     return positions

@@ -3,13 +3,12 @@
 In the order in which a call passes through them:
 
 - `options`: reads the URL.
-- `driver`: the contract.
+- `driver`: the contract, and notifications for waiters.
 - `enqueue`, `leases`, `operate`, `log`: one module per kind of call.
 - `transactions`: enqueues within transactions of the caller.
 - `rows`: loads `sql/`, and turns records into columns and back.
 - `connections`: runs statements.
 - `migrations`: installs `schema/` (tables) and `functions/` (the rules).
-- `notifications`: wakes waiters.
 - `bulk`: reads and writes whole tables.
 """
 

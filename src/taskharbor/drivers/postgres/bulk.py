@@ -35,7 +35,8 @@ from taskharbor.drivers.postgres.enqueue import batch_values, rare_settings
 from taskharbor.drivers.postgres.log import START, Place, await_writers, parse_cursor
 from taskharbor.drivers.postgres.migrations import open_ready
 from taskharbor.drivers.postgres.options import PostgresOptions
-from taskharbor.drivers.postgres.rows import STATES, int_array, load, quoted, rule_values, text_array
+from taskharbor.drivers.postgres.rows import int_array, load, quoted, rule_values, text_array
+from taskharbor.drivers.records import STATES
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import JobRecord, JobState, Micros, Outcome
 from taskharbor.requests import AlikeJobs, new_id_head

@@ -13,7 +13,7 @@ import msgspec
 
 from taskharbor.drivers.contract import AttemptPage, LogPage, LogState, LogStream
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import attempt_record
+from taskharbor.drivers.records import numbered_attempt
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt
 
@@ -63,7 +63,7 @@ async def read_attempts(session: Session, after: str | None, limit: int) -> Atte
     if not rows and await await_writers(session):
         rows = await session.named("log", "page", place.xid, place.seq, limit)
     end = Place(*rows[-1][:2]) if rows else place
-    return AttemptPage([attempt_record(row) for row in rows], str(end))
+    return AttemptPage([numbered_attempt(row[1:]) for row in rows], str(end))
 
 
 async def await_writers(session: Session) -> bool:
@@ -78,7 +78,7 @@ async def await_writers(session: Session) -> bool:
 
 
 async def job_attempts(session: Session, job_id: str) -> list[Attempt]:
-    return [attempt_record(row) for row in await session.named("log", "of_job", job_id)]
+    return [numbered_attempt(row[1:]) for row in await session.named("log", "of_job", job_id)]
 
 
 async def log_streams(session: Session) -> LogState:
@@ -95,4 +95,4 @@ async def read_log(session: Session, stream: str, after: int, until: int, limit:
         )
     rows = await session.named("log", "range", after, until, limit)
     rows.sort(key=lambda row: row[:2])
-    return LogPage([attempt_record(row) for row in rows], rows[-1][0] if len(rows) >= limit else until)
+    return LogPage([numbered_attempt(row[1:]) for row in rows], rows[-1][0] if len(rows) >= limit else until)

@@ -8,9 +8,9 @@ import msgspec
 
 from taskharbor.drivers.contract import JobFilter, Page, QueueSettings, QueueStats
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import READY, STATE_NUMBERS, STATES, int_array, job_record, text_array
-from taskharbor.drivers.records import FieldNames, changed_fields
-from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
+from taskharbor.drivers.postgres.rows import READY, int_array, job_record, text_array
+from taskharbor.drivers.records import STATE_NUMBERS, STATES, FieldNames, changed_fields, cursor_number
+from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 
 _CANCEL_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished}
@@ -105,8 +105,8 @@ async def get(session: Session, job_ids: Sequence[str], now: Micros) -> list[Job
 async def list_jobs(
     session: Session, selection: JobFilter, now: Micros, limit: int, cursor: str | None
 ) -> Page:
-    before = (await session.named("inspect", "newest"))[0][0] if cursor is None else _number(cursor)
-    last = 0 if selection.until is None else _number(selection.until)
+    before = (await session.named("inspect", "newest"))[0][0] if cursor is None else cursor_number(cursor)
+    last = 0 if selection.until is None else cursor_number(selection.until)
     waiting = set(STATES) if selection.states is None else set(selection.states)
     if selection.worker is not None:
         # Only an inflight job has a worker.
@@ -151,9 +151,3 @@ async def stats(session: Session, now: Micros, queue: str | None) -> list[QueueS
         )
         for row in rows
     ]
-
-
-def _number(cursor: str) -> int:
-    if not (cursor.isdecimal() and len(cursor) < 19):
-        raise InvalidRequest(f"{cursor!r} is not a cursor of this store: pass on what the last page gave")
-    return int(cursor)

@@ -22,11 +22,9 @@ from typing import Any, Final
 
 import msgspec
 
-from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome, UpdateFlags, UpdateRunAt
+from taskharbor.drivers.records import STATE_NUMBERS, STATES
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, UpdateFlags, UpdateRunAt
 
-STATES: Final = tuple(JobState)
-OUTCOMES: Final = tuple(Outcome)
-STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 READY: Final = STATE_NUMBERS[JobState.READY]
 
 SECRET_LENGTH: Final = 24
@@ -221,11 +219,3 @@ def are_headers(text: str | None) -> bool:
     except ValueError:
         return False
     return True
-
-
-def attempt_record(row: tuple[Any, ...]) -> Attempt:
-    """Make an attempt of a row with the columns of an attempt."""
-    fields = dict(zip(Attempt.__struct_fields__, row[1:], strict=False))
-    fields["outcome"] = OUTCOMES[fields["outcome"]]
-    fields["state"] = STATES[fields["state"]]
-    return Attempt(**fields)

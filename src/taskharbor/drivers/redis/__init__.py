@@ -3,14 +3,12 @@
 In the order in which a call passes through them:
 
 - `options`: reads the URL.
-- `driver`: the contract, and advice on the servers' settings.
+- `driver`: the contract, notifications for waiters, and advice on the servers' settings.
 - `enqueue`, `leases`, `operate`, `log`: one module per kind of call.
 - `records`: stored jobs as records.
-- `store`: the keys of queues, and calls whose answer was lost.
-- `servers`: sentinels and clusters.
+- `store`: the keys of queues, calls whose answer was lost, sentinels and clusters.
 - `connection`: one server and the connections to it, by redis-py.
 - `library` and `lua/`: the functions that run on the server.
-- `listener`: notifications for waiters.
 - `errors`: TaskHarbor's errors for the errors of Redis.
 """
 

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage, LogPage, LogState, LogStream
+from taskharbor.drivers.records import OUTCOMES, STATES
 from taskharbor.drivers.redis.library import layout
-from taskharbor.drivers.redis.records import END, NO_LEASE, STATES, decode_head, read_lease, read_pair
+from taskharbor.drivers.redis.records import END, NO_LEASE, decode_head, read_lease, read_pair
 from taskharbor.drivers.redis.store import RedisStore
-from taskharbor.jobs import Attempt, Outcome
+from taskharbor.jobs import Attempt
 
-_OUTCOMES = tuple(Outcome)
 QUEUES = 2048
 """The number of queues whose rows have numbers that no other row has."""
 _PORTION = 1000
@@ -72,7 +72,7 @@ def _rows(
                 reserved_at_us=lease.reserved_at,
                 lease_expires_at_us=lease.expires_at,
                 ended_at_us=ended_at,
-                outcome=_OUTCOMES[outcome],
+                outcome=OUTCOMES[outcome],
                 state=STATES[state],
                 error_type=error_type,
                 error_message=message,

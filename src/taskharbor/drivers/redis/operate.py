@@ -9,11 +9,11 @@ from operator import itemgetter
 import msgspec
 
 from taskharbor.drivers.contract import JobFilter, JobShare, Page, QueueSettings, QueueStats
-from taskharbor.drivers.records import FieldNames, changed_fields
+from taskharbor.drivers.records import STATES, FieldNames, changed_fields
 from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.leases import ask_items, job_error
 from taskharbor.drivers.redis.library import Word
-from taskharbor.drivers.redis.records import END, READY, STATES, read_pair, record_from, seq_of
+from taskharbor.drivers.redis.records import END, READY, read_pair, record_from, seq_of
 from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.errors import JobError
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros

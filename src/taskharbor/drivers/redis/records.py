@@ -7,11 +7,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from taskharbor.drivers.records import STATES, not_a_cursor
 from taskharbor.drivers.redis.library import LAYOUT, layout
-from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, JobRecord, JobState, Micros, UpdateFlags
+from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, JobRecord, Micros, UpdateFlags
 
-STATES: Final = tuple(JobState)
 END: Final = 2**53
 """A number above the number of every job and of every row of the log."""
 SCHEDULED, READY, INFLIGHT = LAYOUT["SCHEDULED"], LAYOUT["READY"], LAYOUT["INFLIGHT"]
@@ -69,8 +68,7 @@ def read_pair(cursor: str, separator: str) -> tuple[int, int]:
     """Parse a cursor that consists of two numbers."""
     one, _, other = cursor.partition(separator)
     if not (one.isdecimal() and other.isdecimal() and len(cursor) < 40):
-        advice = "pass on what the last page gave"
-        raise InvalidRequest(f"{cursor[:60]!r} is not a cursor of this store: {advice}")
+        raise not_a_cursor(cursor)
     return int(one), int(other)
 
 

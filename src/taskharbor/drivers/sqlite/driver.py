@@ -42,7 +42,7 @@ from taskharbor.drivers.sqlite.file import (
 )
 from taskharbor.drivers.sqlite.notifications import PipeSource, notify_processes
 from taskharbor.drivers.waiting import shared_notifications, wait
-from taskharbor.errors import BackendUnavailable, SchemaMismatch
+from taskharbor.errors import BackendUnavailable, SchemaMismatch, not_open
 from taskharbor.jobs import JobRecord, Micros
 
 A = TypeVar("A")
@@ -139,9 +139,7 @@ class SQLiteDriver(Driver):
     @property
     def _opened(self) -> Database:
         if self._database is None:
-            raise BackendUnavailable(
-                f"{self._options.path} is not open: await open() first, or use `async with`"
-            )
+            raise not_open(self._options.path)
         return self._database
 
     async def time(self) -> Micros:
