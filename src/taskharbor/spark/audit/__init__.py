@@ -4,9 +4,9 @@
 where it is. Each check is a pure function from rows to violations.
 
 run         all checks together over a log, a lake or a store, and the result
-checks      the checks of single rows, of a job's rows in their order, of keys and of max_inflight
-stored      the checks of a log beside the jobs of its store
-violations  rules over rows, the violations they make, and what a lease is
+checks      the rules, by the file of SQL that has their conditions: rows, lives, numbers, keys, limits, stored
+stored      a store, read to be compared with its log
+violations  the violations that rules over rows make
 """
 
 from __future__ import annotations

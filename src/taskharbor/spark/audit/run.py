@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from taskharbor.bulk.store import open_store
 from taskharbor.errors import InvalidRequest
 from taskharbor.lake.delta import Lake, LakeUnreadable, Snapshot
-from taskharbor.spark.audit import checks
-from taskharbor.spark.audit.stored import STORE_KINDS, Stored, check_store, read_store, read_table
+from taskharbor.spark.audit.checks import STORE_KINDS, check
+from taskharbor.spark.audit.stored import Stored, check_store, read_store, read_table
 from taskharbor.spark.audit.violations import Kind, Violation
 from taskharbor.spark.lake.frames import read
 from taskharbor.spark.lake.quality import whole_log
@@ -41,14 +41,10 @@ def audit(
     not looked for. `limits`: source, queue, max_inflight and observed_at; without them W is not checked. `as_logged`: the same
     rows before anybody dropped any as doubled.
     """
-    found = [
-        checks.check_single_rows(attempts),
-        checks.check_lives(attempts),
-        checks.check_keys(attempts),
-        checks.check_row_numbers(attempts if as_logged is None else as_logged),
-    ]
+    found = [check(name, attempts) for name in ("rows", "lives", "keys")]
+    found.append(check("numbers", attempts if as_logged is None else as_logged))
     if limits is not None:
-        found.append(checks.check_limits(attempts, limits))
+        found.append(check("limits", attempts, limits=limits))
     if stored is not None:
         found.append(check_store(attempts, stored))
     return reduce(DataFrame.unionByName, found)

@@ -1,13 +1,12 @@
-"""The form of a violation, rules over rows that make violations, and the meaning of a lease for all rules."""
+"""The form of a violation, and rules over rows that make violations."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from functools import reduce
-from importlib.resources import files
 from operator import or_
 from typing import NamedTuple
 
@@ -89,78 +88,40 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-CLOCK_SLACK_SECONDS = 5
-"""The largest difference between the clocks of two callers, in seconds, for calls whose order the log does not tell. Far more
-than the error of a sampled backend clock, and far less than a lease."""
-
 _NAME = re.compile(r"\{([\w.]+)\}")
 
 
-class Rule(NamedTuple):
-    """Broken by a row where its condition is true. The row must have source, queue, job_id and fence. Its fields but for kind and
-    text are SQL."""
+class Rules(NamedTuple):
+    """What is said of a job by kind of violation, where the row's column of the kind's name is true. A sentence has a {name} for
+    every value: a column of the row, or `at`, the instant of the violation. The other fields are SQL. The row must have source,
+    queue, job_id and fence."""
 
-    kind: Kind
-    # What is said of the job, with a {name} for every value: a column of the row, or `at`, the instant of the violation.
-    text: str
-    # Empty: the column of the kind's name.
-    condition: str = ""
+    sentences: Mapping[Kind, str]
     at: str = "ended_at"
     other_job_id: str = "NULL"
     other_fence: str = "NULL"
 
 
-def rules(sentences: Mapping[Kind, str], *, at: str = "ended_at", other_fence: str = "NULL") -> list[Rule]:
-    return [Rule(kind, text, at=at, other_fence=other_fence) for kind, text in sentences.items()]
-
-
-def query(name: str, parameters: Mapping[str, object], **tables: DataFrame) -> DataFrame:
-    """Run the SQL of a file beside this one over these tables."""
-    spark = next(iter(tables.values())).sparkSession
-    known = {"slack": CLOCK_SLACK_SECONDS} | dict(parameters)
-    return spark.sql(files(__package__).joinpath(f"{name}.sql").read_text("utf-8"), known, **tables)
-
-
-def broken(rows: DataFrame, *rules: Rule) -> DataFrame:
+def broken(rows: DataFrame, groups: Iterable[Rules]) -> DataFrame:
     """Return one violation for every rule that a row breaks, in one pass over the rows."""
+    rules = [(kind, text, group) for group in groups for kind, text in group.sentences.items()]
     # Almost no row breaks a rule. The rows that do are found before any sentence is made.
-    conditions = [F.expr(rule.condition or str(rule.kind)) for rule in rules]
-    suspects = rows.where(reduce(or_, (F.coalesce(one, F.lit(False)) for one in conditions)))
-    findings = F.array(*map(F.when, conditions, map(_finding, rules)))
+    suspects = rows.where(reduce(or_, (F.coalesce(str(kind), F.lit(False)) for kind, _, _ in rules)))
+    findings = F.array(*(F.when(F.col(str(rule[0])), _finding(*rule)) for rule in rules))
     found = suspects.select(F.explode(F.array_compact(findings)).alias("finding"))
     return found.select(*(f"finding.{name}" for name in Violation.__struct_fields__))
 
 
-def _finding(rule: Rule) -> Column:
-    return F.struct(
-        F.lit(str(rule.kind)).alias("kind"),
-        *("source", "queue", "job_id", "fence"),
-        F.expr(rule.other_job_id).cast("string").alias("other_job_id"),
-        F.expr(rule.other_fence).cast("bigint").alias("other_fence"),
-        F.expr(rule.at).alias("at"),
-        _sentence("job {job_id} " + rule.text, rule.at).alias("text"),
-    )
-
-
-def _sentence(text: str, at: str) -> Column:
+def _finding(kind: Kind, text: str, group: Rules) -> Column:
     """Instants are written as in ISO 8601, a missing value as `none`."""
-    names = [at if name == "at" else name for name in _NAME.findall(text)]
-    columns = (F.coalesce(F.expr(name).cast("string"), F.lit("none")) for name in names)
-    return F.format_string(_NAME.sub("%s", text), *columns)
-
-
-# -- leases ---------------------------------------------------------------------------------------------------------
-
-
-def is_leased() -> Column:
-    """True for rows with a lease. Rows of jobs that were cancelled or merged while waiting, or requeued, have none."""
-    return F.col("reserved_at").isNotNull() & F.col("lease_expires_at").isNotNull()
-
-
-def valid_until() -> Column:
-    """Return the end of the lease's validity. It is valid from reserved_at up to, not including, this instant."""
-    return F.least("ended_at", "lease_expires_at")
-
-
-def clock_slack() -> Column:
-    return F.expr(f"INTERVAL {CLOCK_SLACK_SECONDS} SECONDS")
+    sentence = f"job {{job_id}} {text}"
+    names = [group.at if name == "at" else name for name in _NAME.findall(sentence)]
+    values = (F.coalesce(F.expr(name).cast("string"), F.lit("none")) for name in names)
+    return F.struct(
+        F.lit(str(kind)).alias("kind"),
+        *("source", "queue", "job_id", "fence"),
+        F.expr(group.other_job_id).cast("string").alias("other_job_id"),
+        F.expr(group.other_fence).cast("bigint").alias("other_fence"),
+        F.expr(group.at).alias("at"),
+        F.format_string(_NAME.sub("%s", sentence), *values).alias("text"),
+    )
