@@ -107,14 +107,10 @@ TALLY_NAMES: tuple[str, ...] = tuple(field.name for field in _TALLIES)
 CELL_NAMES: tuple[str, ...] = tuple(field.name for field in _CELL)
 
 
-def fitted(rows: pa.RecordBatch | pa.Table, table: str) -> pa.Table:
+def fitted(rows: pa.RecordBatch, table: str) -> pa.Table:
     """Return the rows with the table's columns, in its order. A column that they do not have is null."""
     schema = TABLES[table]
-    there = set(rows.schema.names)
-    columns = [
-        rows.column(field.name).cast(field.type)
-        if field.name in there
-        else pa.nulls(rows.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    whole = pa.concat_tables(
+        [schema.empty_table(), pa.Table.from_batches([rows])], promote_options="permissive"
+    )
+    return whole.select(schema.names).cast(schema)

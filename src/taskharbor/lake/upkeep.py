@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from datetime import date, timedelta
 
 import msgspec
-import pyarrow.compute as pc
 from deltalake import WriterProperties
 from deltalake.exceptions import CommitFailedError
 
-from taskharbor.lake.delta import Lake, LakeChanged, Table
-from taskharbor.lake.files import File, read_files
+from taskharbor.lake.delta import Lake, LakeChanged
+from taskharbor.lake.files import counted
 from taskharbor.lake.tables import BRONZE, WHOLE
 
 KEEP_FOR = timedelta(days=7)
@@ -76,7 +74,9 @@ def _drop_dates(lake: Lake, before: date) -> int:
             continue
         assert table.delta is not None
         left = [one for one in table.files() if one.date is None or one.date >= before]
-        changes: dict[str, object] = {"totals": _by_source(table, left)} if table.name == BRONZE else {}
+        changes: dict[str, object] = {}
+        if table.name == BRONZE:
+            changes["totals"] = dict(counted(left, table.place, table.name, "source"))
         dropped += len(table.files()) - len(left)
         is_old = f"date < '{before}'"
         if table.name == "silver.lifecycles":
@@ -84,10 +84,3 @@ def _drop_dates(lake: Lake, before: date) -> int:
             is_old += f" OR finished_at < '{before}T00:00:00Z'"
         table.delta.delete(is_old, commit_properties=table.unchanged(**changes))
     return dropped
-
-
-def _by_source(table: Table, files: list[File]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for batch in read_files(files, table.place, table.name, ["source"]):
-        found.update({one["values"]: one["counts"] for one in pc.value_counts(batch["source"]).to_pylist()})
-    return dict(found)
