@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -234,12 +235,10 @@ class _WorkerRun:
         try:
             in_a_row = 0
             while not self._stopping.is_set():
-                report = self._submit(worker)
-                if report is not None:
-                    worker.name, worker.host = report.worker, report.host
-                    worker.outcomes, worker.seconds = report.outcomes, report.seconds
-                    if report.problem:
-                        self._give_up(f"worker {worker.number} on {report.host}: {report.problem}")
+                if (answer := self._submit(worker)) is not None:
+                    self._workers[worker.number], problem = answer
+                    if problem:
+                        self._give_up(f"worker {worker.number} on {answer[0].host}: {problem}")
                     return
                 in_a_row += 1
                 if in_a_row >= MOST_LOSSES:
@@ -249,8 +248,8 @@ class _WorkerRun:
         except BaseException as error:  # Said by the thread that waits for all of them.
             self._give_up(f"worker {worker.number} could not be submitted: {type(error).__name__}: {error}")
 
-    def _submit(self, worker: ExecutorWorker) -> TaskReport | None:
-        """Submit a worker and return the task's report; None if the task was lost."""
+    def _submit(self, worker: ExecutorWorker) -> tuple[ExecutorWorker, str] | None:
+        """Submit a worker and return the answer of `work`; None if the task was lost."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
@@ -261,17 +260,17 @@ class _WorkerRun:
         options: dict[str, Any] = dict(self._options)
         if self._ends is not None:
             options["max_seconds"] = max(0.0, self._ends - time.monotonic())
-        order = Order(run=self._name, number=worker.number, app=self._app, url=self._url, options=options)
+        task = partial(work, run=self._name, app=self._app, url=self._url, options=options)
+        answer: tuple[ExecutorWorker, str]
         try:
-            (report,) = context.parallelize([order], 1).mapPartitions(work).collect()
+            (answer,) = context.parallelize([worker], 1).mapPartitions(task).collect()
         except (Py4JError, PySparkException) as failure:
             worker.lost += 1
             reason = str(failure).strip().splitlines()
             log.warning("worker %d was lost: %s", worker.number, reason[0] if reason else failure)
             log.debug("worker %d", worker.number, exc_info=failure)
             return None
-        assert isinstance(report, TaskReport)
-        return report
+        return answer
 
     def _group(self, worker: ExecutorWorker) -> str:
         return f"taskharbor-{self._name}-{worker.number}"
@@ -358,54 +357,29 @@ class _WorkerRun:
 # executor or a cancelled task dies at any line, and leases expire.
 
 
-class Order(msgspec.Struct, kw_only=True):
-    """The data that a task gets. Plain values: the app itself is imported in the task."""
+def work(
+    workers: Iterable[ExecutorWorker], *, run: str, app: str, url: str | None, options: dict[str, Any]
+) -> Iterator[tuple[ExecutorWorker, str]]:
+    """Run workers in `mapPartitions`, one per partition. The app itself is imported in the task.
 
-    run: str
-    number: int
-    app: str
-    url: str | None
-    options: dict[str, Any]
-
-
-class TaskReport(msgspec.Struct, kw_only=True):
-    """The report of a task about its worker. A task whose executor died gives none."""
-
-    worker: str
-    host: str
-    outcomes: dict[str, int]
-    seconds: float
-    problem: str = ""
-    """The reason why the worker could not work, if it would be the same on any other executor."""
-
-
-def work(orders: Iterable[Order]) -> Iterator[TaskReport]:
-    """Run workers in `mapPartitions`, with one order per partition."""
-    for order in orders:
-        host, started = socket.gethostname(), time.monotonic()
-        name = f"spark-{order.number}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
-        outcomes: dict[str, int] = {}
-        problem = ""
+    Yields each worker as it ended, and the reason why it could not work, if it would be the same on any other executor. A task whose
+    executor died yields nothing.
+    """
+    for worker in workers:
+        worker.host, started, problem = socket.gethostname(), time.monotonic(), ""
+        worker.name = f"spark-{worker.number}-{worker.host}-{os.getpid()}-{secrets.token_hex(3)}"
         try:
-            outcomes = _run_worker(order, name)
+            harbor = load_app(app)
+            if url is not None:
+                harbor.use(url)
+            with Client(harbor.driver()) as client:
+                if not is_marked(client, run):  # Otherwise it was asked to stop before this one began.
+                    running = harbor.worker(**options, name=worker.name)
+                    with watching(client, run, running.stop):
+                        running.run()
+                    worker.outcomes = {str(outcome): count for outcome, count in running.outcomes.items()}
         except Exception as error:
             # Returned as a value: after an exception, Spark would repeat the task on other executors.
             problem = f"{type(error).__name__}: {error}" + (_SHIP if isinstance(error, BadInput) else "")
-        seconds = time.monotonic() - started
-        yield TaskReport(worker=name, host=host, outcomes=outcomes, seconds=seconds, problem=problem)
-
-
-def _run_worker(order: Order, name: str) -> dict[str, int]:
-    harbor = load_app(order.app)
-    if order.url is not None:
-        harbor.use(order.url)
-    client = Client(harbor.driver())
-    try:
-        if is_marked(client, order.run):
-            return {}  # Asked to stop before this one began.
-        worker = harbor.worker(**order.options, name=name)
-        with watching(client, order.run, worker.stop):
-            worker.run()
-    finally:
-        client.close()
-    return {str(outcome): count for outcome, count in worker.outcomes.items()}
+        worker.seconds = time.monotonic() - started
+        yield worker, problem
