@@ -4,9 +4,9 @@
 where it is. Each check is a pure function from rows to violations.
 
 run         all checks together over a log, a lake or a store, and the result
-checks      the rules, by the file of SQL that has their conditions: rows, lives, numbers, keys, limits, stored
+checks      the checks, each SQL with the conditions of violations; `rules.toml` has what is said of them
 stored      a store, read to be compared with its log
-violations  the violations that rules over rows make
+violations  the kinds of violations, and the form of one
 """
 
 from __future__ import annotations

@@ -1,18 +1,11 @@
-"""The form of a violation, and rules over rows that make violations."""
+"""The kinds of violations, and the form of one."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from functools import reduce
-from operator import or_
-from typing import NamedTuple
 
 import msgspec
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 
 class Kind(StrEnum):
@@ -86,42 +79,3 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     other_fence: int | None
     at: datetime | None
     text: str
-
-
-_NAME = re.compile(r"\{([\w.]+)\}")
-
-
-class Rules(NamedTuple):
-    """What is said of a job by kind of violation, where the row's column of the kind's name is true. A sentence has a {name} for
-    every value: a column of the row, or `at`, the instant of the violation. The other fields are SQL. The row must have source,
-    queue, job_id and fence."""
-
-    sentences: Mapping[Kind, str]
-    at: str = "ended_at"
-    other_job_id: str = "NULL"
-    other_fence: str = "NULL"
-
-
-def broken(rows: DataFrame, groups: Iterable[Rules]) -> DataFrame:
-    """Return one violation for every rule that a row breaks, in one pass over the rows."""
-    rules = [(kind, text, group) for group in groups for kind, text in group.sentences.items()]
-    # Almost no row breaks a rule. The rows that do are found before any sentence is made.
-    suspects = rows.where(reduce(or_, (F.coalesce(str(kind), F.lit(False)) for kind, _, _ in rules)))
-    findings = F.array(*(F.when(F.col(str(rule[0])), _finding(*rule)) for rule in rules))
-    found = suspects.select(F.explode(F.array_compact(findings)).alias("finding"))
-    return found.select(*(f"finding.{name}" for name in Violation.__struct_fields__))
-
-
-def _finding(kind: Kind, text: str, group: Rules) -> Column:
-    """Instants are written as in ISO 8601, a missing value as `none`."""
-    sentence = f"job {{job_id}} {text}"
-    names = [group.at if name == "at" else name for name in _NAME.findall(sentence)]
-    values = (F.coalesce(F.expr(name).cast("string"), F.lit("none")) for name in names)
-    return F.struct(
-        F.lit(str(kind)).alias("kind"),
-        *("source", "queue", "job_id", "fence"),
-        F.expr(group.other_job_id).cast("string").alias("other_job_id"),
-        F.expr(group.other_fence).cast("bigint").alias("other_fence"),
-        F.expr(group.at).alias("at"),
-        F.format_string(_NAME.sub("%s", sentence), *values).alias("text"),
-    )

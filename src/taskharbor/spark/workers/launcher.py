@@ -362,8 +362,8 @@ def work(
 ) -> Iterator[tuple[ExecutorWorker, str]]:
     """Run workers in `mapPartitions`, one per partition. The app itself is imported in the task.
 
-    Yields each worker as it ended, and the reason why it could not work, if it would be the same on any other executor. A task whose
-    executor died yields nothing.
+    Yields each worker as it ended, and the reason why it could not work, if it would be the same on any other executor. A task
+    whose executor died yields nothing.
     """
     for worker in workers:
         worker.host, started, problem = socket.gethostname(), time.monotonic(), ""
