@@ -11,9 +11,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from taskharbor.client import portal
-from taskharbor.drivers.registry import connect
-from taskharbor.jobs import Micros, to_datetime
+from taskharbor.bulk.store import open_store
+from taskharbor.jobs import to_datetime
 from taskharbor.spark.audit.checks import check
 from taskharbor.spark.audit.violations import Kind
 
@@ -60,7 +59,8 @@ def read_store(
     spark: SparkSession, url: str, source: str, waiting_limit: timedelta | None
 ) -> Iterator[Stored]:
     """Read the jobs now, and the log after them."""
-    read_at = to_datetime(portal().call(_time(url)))
+    with open_store(url) as store:
+        read_at = to_datetime(store.time())
     jobs = read_table(spark, url, "jobs", source).select(*_JOB).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         jobs.count()
@@ -68,15 +68,6 @@ def read_store(
         yield Stored(jobs, queues, later, read_at, waiting_limit)
     finally:
         jobs.unpersist()
-
-
-async def _time(url: str) -> Micros:
-    driver = connect(url)
-    await driver.open_to_read()
-    try:
-        return await driver.time()
-    finally:
-        await driver.close()
 
 
 def read_table(spark: SparkSession, url: str, table: str, source: str) -> DataFrame:

@@ -66,16 +66,11 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
 """Functions that turn Arrow's value into the field's, if the two differ."""
 
 OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
-    "type": str,
-    "queue": str,
+    **dict.fromkeys(("type", "queue", "codec"), str),
+    **dict.fromkeys(("delay", "timeout"), float),
+    **dict.fromkeys(("priority", "max_attempts", "max_stalls"), int),
     "run_at": datetime.fromisoformat,
-    "delay": float,
-    "timeout": float,
-    "priority": int,
-    "max_attempts": int,
-    "max_stalls": int,
     "headers": _decode_headers,
-    "codec": str,
 }
 """Fields that an option gives to all rows."""
 
