@@ -25,7 +25,9 @@ _NAME = re.compile(r"\{([\w.]+)\}")
 
 
 class Rules(msgspec.Struct, forbid_unknown_fields=True):
-    """Kinds with one form of violation. The row must have source, queue, job_id and fence."""
+    """What is said of a job by kind of violation, where a row's column of the kind's name is true. A sentence has a {name} for
+    every value: a column of the row, or `at`, the instant of the violation. `begins` is the beginning of each sentence. The other
+    fields are SQL. The row must have source, queue, job_id and fence."""
 
     said: dict[Kind, str]
     begins: str = ""

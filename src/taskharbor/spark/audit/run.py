@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import reduce
@@ -136,22 +135,25 @@ def summarise(violations: DataFrame, attempts: DataFrame, *, unchecked: Sequence
     """Run the audit and count. The data that comes to the driver is bounded, whatever the number of violations."""
     # The earliest of each share instead of the earliest of all: one pass, nothing kept or sorted, and the very first is always
     # among them.
-    share = F.pmod(F.hash("source", "job_id"), F.lit(_SHARES))
-    earliest = F.min(F.struct("at", *(name for name in Violation.__struct_fields__ if name != "at")))
-    found = violations.groupBy("kind", share.alias("share")).agg(
-        F.count("*").alias("count"), earliest.alias("earliest")
+    share = F.pmod(F.hash("source", "job_id"), F.lit(_SHARES)).alias("share")
+    first = ("at", "job_id")
+    fields = F.struct(*first, *(name for name in Violation.__struct_fields__ if name not in first))
+    shares = violations.groupBy("kind", share).agg(
+        F.count("*").alias("count"), F.min(fields).alias("earliest")
     )
-    counts: Counter[str] = Counter()
-    examples: defaultdict[str, list[Violation]] = defaultdict(list)
-    for row in found.collect():
-        counts[row["kind"]] += row["count"]
-        examples[row["kind"]].append(Violation(**row["earliest"].asDict()))
-    (size,) = attempts.agg(
-        F.count("*").alias("rows"), F.count_distinct(F.struct("source", "job_id")).alias("jobs")
-    ).collect()
-    kinds = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    for of_kind in examples.values():
-        of_kind.sort(key=lambda one: (0.0 if one.at is None else one.at.timestamp(), one.job_id or ""))
-    few = [one for kind in kinds for one in examples[kind][:EXAMPLES_PER_KIND]]
-    left_out = list(map(str, unchecked))
-    return AuditResult(rows=size["rows"], jobs=size["jobs"], kinds=kinds, examples=few, unchecked=left_out)
+    few = F.slice(F.sort_array(F.collect_list("earliest")), 1, EXAMPLES_PER_KIND).alias("examples")
+    found = (
+        shares.groupBy("kind")
+        .agg(F.sum("count").alias("count"), few)
+        .orderBy(F.desc("count"), "kind")
+        .collect()
+    )
+    jobs = F.count_distinct(F.struct("source", "job_id")).alias("jobs")
+    (size,) = attempts.agg(F.count("*").alias("rows"), jobs).collect()
+    return AuditResult(
+        rows=size["rows"],
+        jobs=size["jobs"],
+        kinds={row["kind"]: row["count"] for row in found},
+        examples=[Violation(**one.asDict()) for row in found for one in row["examples"]],
+        unchecked=list(map(str, unchecked)),
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
@@ -171,8 +172,8 @@ class TaskHarborReader(DataSourceReader):
 # -- the attempt log as a stream -------------------------------------------------------------------------------------
 
 
+# As Spark writes it into the checkpoint, in JSON.
 Offset: TypeAlias = dict[Literal["cursor"], str]
-"""As Spark writes it into the checkpoint, in JSON."""
 
 
 class TaskHarborStreamReader(DataSourceStreamReader, streams.SupportsTriggerAvailableNow):
@@ -181,16 +182,13 @@ class TaskHarborStreamReader(DataSourceStreamReader, streams.SupportsTriggerAvai
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._opened: BulkStore | None = None
+        # The cursor at which a query with Trigger.AvailableNow ends, whatever is written meanwhile.
         self._target: str | None = None
-        """The cursor at which a query with Trigger.AvailableNow ends, whatever is written meanwhile."""
 
-    @property
+    @cached_property
     def _store(self) -> BulkStore:
         # Made when it is first needed: Spark sends copies of this object to tasks, which a connection would not survive.
-        if self._opened is None:
-            self._opened = open_store(self._options.url)
-        return self._opened
+        return open_store(self._options.url)
 
     def initialOffset(self) -> Offset:
         store = self._store
@@ -217,6 +215,4 @@ class TaskHarborStreamReader(DataSourceStreamReader, streams.SupportsTriggerAvai
         return TaskHarborReader(self._options).read(partition)
 
     def stop(self) -> None:
-        store, self._opened = self._opened, None
-        if store is not None:
-            store.close()
+        self._store.close()

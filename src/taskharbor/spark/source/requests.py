@@ -116,8 +116,11 @@ class RowsToJobs:
     def _records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> Sequence[JobRecord]:
         columns = [_values(batch.column(name)) for name in self._fields]
         rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
-        kinds_of_rows = _few_kinds(rows)
-        if kinds_of_rows is None:
+        try:
+            kinds_of_rows = set(rows)
+        except TypeError:  # Headers, and the like, are no keys.
+            kinds_of_rows = set()
+        if not 1 <= len(kinds_of_rows) <= max(1, min(MOST_KINDS, len(rows) // 8)):
             fields = [self._row_fields(row) for row in rows]
             payloads = self._payloads(batch, builder, [_codec(one, builder) for one in fields])
             pairs = zip(payloads, fields, strict=True)
@@ -191,16 +194,6 @@ def _option(name: str, text: str) -> Any:
 def _values(column: Any) -> list[Any]:
     values: list[Any] = column.to_pylist(maps_as_pydicts="lossy" if kinds.is_nested(column.type) else None)
     return values
-
-
-def _few_kinds(rows: list[tuple[Any, ...]]) -> set[tuple[Any, ...]] | None:
-    """Return the distinct rows, if there are few; else None."""
-    try:
-        found = set(rows)
-    except TypeError:
-        # Headers, and the like, are no keys.
-        return None
-    return found if len(found) == 1 or len(found) <= min(MOST_KINDS, len(rows) // 8) else None
 
 
 def _codec(fields: Mapping[str, Any], builder: RecordBuilder) -> str:
