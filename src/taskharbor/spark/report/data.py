@@ -215,7 +215,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of the report. `sources` names the stores without secrets; `verdict` is None without an audit.
 
-    `lease_ends` counts the rows of the log that had a lease by outcome, `job_ends` the jobs by state.
+    `lease_ends` counts the rows of the log that had a lease by outcome, `job_ends` the jobs by state. The jobs of `waiting` were
+    counted at `waiting_at_us`.
     """
 
     sources: list[str] = []
@@ -240,8 +241,7 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     objectives: list[ObjectiveFigures] = []
     objective_bucket_us: Micros = 1
     waiting: list[Waiting] = []
-    waiting_at_us: Micros | None = None
-    """When the jobs that wait were counted."""
+    waiting_at_us: Micros = 0
     quarantined: int = 0
 
     @property
@@ -264,11 +264,7 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
         """How many jobs wait, in one sentence."""
         ready, later = (sum(getattr(one, name) for one in self.waiting) for name in ("ready", "later"))
         due = min((one.due_us for one in self.waiting if one.due_us is not None), default=None)
-        age = (
-            ""
-            if due is None
-            else f"; the first has been due for {duration((self.waiting_at_us or due) - due)}"
-        )
+        age = "" if due is None else f"; the first has been due for {duration(self.waiting_at_us - due)}"
         return (
             f"{plural(ready, 'job')} ready to run{age}. {count(later)} not due yet or blocked by their key."
         )

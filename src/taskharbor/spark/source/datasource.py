@@ -144,7 +144,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     found = {name: read(name, given[name]) for name, read in _READERS.items() if name in given}
     selecting = {field: found.pop(name) for name, field in _SELECTING.items() if name in found}
     options = msgspec.convert({**found, "selection": selecting}, ReadOptions)
-    if options.table == "queues" and options.selection != Selection(queue=options.queue):
+    if options.table == "queues" and options.selection != Selection(queue=options.selection.queue):
         raise InvalidRequest("the table queues can be restricted by the option queue, and by nothing else")
     return options
 
