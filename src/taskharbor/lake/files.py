@@ -21,10 +21,10 @@ import pyarrow.parquet as parquet
 from taskharbor.lake.storage import LakePlace
 from taskharbor.lake.tables import TABLES, WHOLE, fitted
 
+# Rows of a row group at most.
 _GROUP_ROWS = 128 * 1024
-"""Rows of a row group at most."""
+# A task writes what it holds for its files from this size on. So the row groups of many files are smaller.
 _HELD_BYTES = 64 * 2**20
-"""A task writes what it holds for its files from this size on. So the row groups of many files are smaller."""
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 FACTS = pa.schema(
     {"path": pa.string(), "date": pa.date32(), "rows": pa.int64(), "size": pa.int64(), "stats": pa.string()}
@@ -55,7 +55,7 @@ def write_files(batches: Iterable[pa.RecordBatch], place: LakePlace, table: str)
             if day not in opened:
                 folder = "" if is_whole else f"date={day.isoformat() if day else NO_DATE}"
                 if place.is_folder:
-                    filesystem.create_dir(folder)
+                    os.makedirs(os.path.join(place.uri(table), folder), exist_ok=True)
                 path = os.path.join(folder, f"part-{secrets.token_hex(10)}.zstd.parquet")
                 opened[day] = _Open(path, filesystem.open_output_stream(path), schema)
             opened[day].write(same)

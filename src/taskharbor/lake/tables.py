@@ -11,8 +11,8 @@ import pyarrow as pa
 from taskharbor.bulk.tables import ATTEMPTS, INSTANT, QUEUES
 
 TEXT, LONG, INT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
+# A KLL sketch of Apache DataSketches, of whole numbers.
 SKETCH = pa.binary()
-"""A KLL sketch of Apache DataSketches, of whole numbers."""
 
 Columns = list[pa.Field]
 
@@ -42,8 +42,8 @@ _REFINED = [
     *_all(INSTANT, "valid_until"),
 ]
 
+# The table with which a run begins: its commit says how far the log was read.
 BRONZE = "bronze.attempts"
-"""The table with which a run begins: its commit says how far the log was read."""
 
 TABLES: dict[str, pa.Schema] = {
     BRONZE: _table(list(ATTEMPTS), _all(TEXT, "source"), _all(LONG, "run"), _all(INSTANT, "ingested_at")),
@@ -100,8 +100,8 @@ TABLES: dict[str, pa.Schema] = {
     "state.backlog_days": _table(_all(TEXT, "source queue"), _all(LONG, "change")),
 }
 
+# Small tables without partitions. They say something of all dates: a backlog goes on from days that are long gone.
 WHOLE = ("gold.errors", "state.backlog_days")
-"""Small tables without partitions. They say something of all dates: a backlog goes on from days that are long gone."""
 
 TALLY_NAMES: tuple[str, ...] = tuple(field.name for field in _TALLIES)
 CELL_NAMES: tuple[str, ...] = tuple(field.name for field in _CELL)

@@ -13,8 +13,8 @@ from taskharbor.lake.delta import Lake, LakeChanged
 from taskharbor.lake.files import counted
 from taskharbor.lake.tables import BRONZE, WHOLE
 
+# Longer than a run takes, and than anybody reads an old version.
 KEEP_FOR = timedelta(days=7)
-"""Longer than a run takes, and than anybody reads an old version."""
 
 
 class CompactSummary(msgspec.Struct, kw_only=True):

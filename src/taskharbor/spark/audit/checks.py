@@ -18,9 +18,9 @@ from taskharbor.drivers.contract import DAY
 from taskharbor.jobs import SECOND
 from taskharbor.spark.audit.violations import Kind, Violation
 
+# The largest difference between the clocks of two callers, in seconds, for calls whose order the log does not tell. Far more than
+# the error of a sampled backend clock, and far less than a lease.
 CLOCK_SLACK_SECONDS = 5
-"""The largest difference between the clocks of two callers, in seconds, for calls whose order the log does not tell. Far more
-than the error of a sampled backend clock, and far less than a lease."""
 _NAME = re.compile(r"\{([\w.]+)\}")
 
 
@@ -55,8 +55,8 @@ def _text(name: str) -> str:
 
 
 RULES = msgspec.toml.decode(_text("rules.toml"), type=dict[str, list[Rules]])
+# The kinds that only the store and its log together show.
 STORE_KINDS = tuple(kind for rules in RULES["stored"] for kind in rules.said)
-"""The kinds that only the store and its log together show."""
 
 
 def check(name: str, attempts: DataFrame, before: datetime | None = None, **tables: DataFrame) -> DataFrame:

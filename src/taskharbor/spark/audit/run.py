@@ -23,8 +23,8 @@ from taskharbor.spark.lake.run import source_name
 
 EXAMPLES_PER_KIND = 5
 _SHARES = 64
+# The source that rows straight from a store are given.
 STORE = "store"
-"""The source that rows straight from a store are given."""
 
 
 def audit(
@@ -112,15 +112,14 @@ def audit_store(spark: SparkSession, url: str, *, waiting_limit: timedelta | Non
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`rows` of the log were checked. `kinds` has the violations of each kind that was found, most first; `examples` has a few of
+    each, the earliest first. `unchecked` kinds were not looked for: they need a store, or a limit that was not given."""
+
     rows: int
-    """Rows of the log that were checked."""
     jobs: int
     kinds: dict[str, int] = {}
-    """Violations per kind, most first; only kinds that were found."""
     examples: list[Violation] = []
-    """A few of each kind, the earliest first."""
     unchecked: list[str] = []
-    """Kinds that were not looked for: they need a store, or a limit that was not given."""
 
     @property
     def violations(self) -> int:

@@ -18,6 +18,7 @@ from taskharbor.lake.files import File, counted
 from taskharbor.spark.lake.frames import read
 
 COPY = "a row with this number is there already"
+# Reasons, each with the condition of a row that it is true of. The first one counts.
 CHECKS: dict[str, str] = {
     **{f"{one.name} is missing": f"{one.name} IS NULL" for one in ATTEMPTS if not one.nullable},
     COPY: "is_copy",
@@ -25,7 +26,6 @@ CHECKS: dict[str, str] = {
     "unknown outcome": f"outcome NOT IN {tuple(str(one) for one in Outcome)}",
     "unknown state": f"state NOT IN {tuple(str(one) for one in JobState)}",
 }
-"""Reasons, each with the condition of a row that it is true of. The first one counts."""
 
 
 def judged(rows: DataFrame, *, is_unique: bool) -> DataFrame:

@@ -23,8 +23,8 @@ from taskharbor.spark.lake import gold, silver
 from taskharbor.spark.lake.frames import declared, read
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, summed_objectives
 
+# The rows that a table gets, and the files that they replace.
 Rewritten: TypeAlias = tuple[DataFrame | None, list[File]]
-"""The rows that a table gets, and the files that they replace."""
 
 
 class Again:

@@ -155,8 +155,8 @@ def _job_lines(lifecycles: DataFrame) -> DataFrame:
     )
 
 
+# Up to so many values, each can be told by its rank.
 FEW = 100
-"""Up to so many values, each can be told by its rank."""
 
 
 def interpolated(metric: str) -> list[Column]:

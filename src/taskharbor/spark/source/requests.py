@@ -24,8 +24,8 @@ from taskharbor.requests import EncodedPayload, RecordBuilder
 
 PAYLOAD = "payload"
 SHOWN_CHARACTERS = 200
+# Distinct combinations of fields in a batch up to which rows are built together.
 MOST_KINDS = 16
-"""Distinct combinations of fields in a batch up to which rows are built together."""
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
@@ -49,13 +49,14 @@ def _flags(value: Any) -> Any:
     return UpdateFlags(**{name: one for name, one in value.items() if one is not None})
 
 
+# Types that the values of columns must have, and what to give.
 _KINDS: Final[dict[str, tuple[type, str]]] = {
     "run_at": (datetime, "a timestamp"),
     "update": (dict, "a struct with fields of UpdateFlags, such as struct('later' AS run_at)"),
 }
-"""Types that the values of columns must have, and what to give."""
+# Columns that are fields.
 FIELDS: Final = frozenset(JobRequest.__struct_fields__) - {PAYLOAD}
-"""Columns that are fields."""
+# Functions that turn Arrow's value into the field's, if the two differ.
 _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "delay": _number,
     "timeout": _number,
@@ -63,8 +64,8 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "backoff": tuple,
     "headers": _headers,
 }
-"""Functions that turn Arrow's value into the field's, if the two differ."""
 
+# Fields that an option gives to all rows.
 OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     **dict.fromkeys(("type", "queue", "codec"), str),
     **dict.fromkeys(("delay", "timeout"), float),
@@ -72,7 +73,6 @@ OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "run_at": datetime.fromisoformat,
     "headers": _decode_headers,
 }
-"""Fields that an option gives to all rows."""
 
 
 class RowsToJobs:

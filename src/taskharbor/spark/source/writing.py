@@ -17,11 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as kinds
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from taskharbor.bulk.stage import new_write, numbered_write, wall_clock
 from taskharbor.bulk.store import open_store
@@ -36,8 +32,8 @@ ENQUEUE = "enqueue"
 ACTIONS = ("requeue", "cancel", "purge")
 
 _KNOWN_OPTIONS = {"url", "mode", *OPTIONS}
+# Options that Spark itself passes on.
 _SPARK_OPTIONS = {"path", "checkpointlocation", "queryname", "outputmode"}
-"""Options that Spark itself passes on."""
 
 
 @dataclass
@@ -46,7 +42,6 @@ class StagedTask(WriterCommitMessage):
 
     write: str
     task: str
-    jobs: int
 
 
 class JobWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
@@ -69,8 +64,8 @@ class JobWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         task = f"{context.partitionId()}.{context.taskAttemptId()}"
         builder = RecordBuilder()
         with open_store(self._url) as store:
-            jobs = store.stage(write, task, (self._rows.records(batch, builder, now) for batch in iterator))
-        return StagedTask(write, task, jobs)
+            store.stage(write, task, (self._rows.records(batch, builder, now) for batch in iterator))
+        return StagedTask(write, task)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:
         staged = _staged(messages)

@@ -51,28 +51,30 @@ def absolute_url(url: str) -> str:
 log = logging.getLogger("taskharbor.spark")
 
 LOOK_EVERY = 1.0
+# The most losses of one worker in a row. With more, the executors are not the cause.
 MOST_LOSSES = 10
-"""The most losses of one worker in a row. With more, the executors are not the cause."""
 DEFAULT_GRACE = 30.0
+# Seconds that a worker needs beyond its grace period: to notice the mark, end handlers that do not stop, write and report.
 _AFTER_GRACE = 10.0
-"""Seconds that a worker needs beyond its grace period: to notice the mark, end handlers that do not stop, write and report."""
 _AFTER_CANCEL = 15.0
 _SHIP = " (executors import the app themselves: ship it with --py-files or SparkContext.addPyFile)"
 
 
 class ExecutorWorker(msgspec.Struct, kw_only=True):
-    """One of the workers, over all executors on which it ran."""
+    """One of the workers, over all executors on which it ran.
+
+    `host` is the one on which it ended; empty if its last executor was lost. `outcomes` has the number of executions by outcome,
+    as far as reported: only the store knows those of a lost executor. `lost` is the number of its Spark jobs that failed, with
+    its executor or by cancellation.
+    """
 
     number: int
     name: str = ""
     host: str = ""
-    """The host on which it ended; empty if its last executor was lost."""
     outcomes: dict[str, int] = {}
-    """The number of executions by outcome, as far as reported: only the store knows those of a lost executor."""
     seconds: float = 0.0
     submitted: int = 0
     lost: int = 0
-    """The number of its Spark jobs that failed, with its executor or by cancellation."""
 
     @property
     def done(self) -> int:
@@ -85,29 +87,31 @@ class ExecutorWorker(msgspec.Struct, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A look at the queues while workers run."""
+    """A look at the queues while workers run. `ended`: jobs that ended since the start, on any worker. `workers`: the number of
+    workers that are still running."""
 
     seconds: float
     ended: int
-    """Jobs that ended since the start, on any worker."""
     waiting: int
     inflight: int
     workers: int
-    """The number of workers that are still running."""
     stopping: bool = False
 
 
 class DrainSummary(msgspec.Struct, kw_only=True):
+    """How a run ended.
+
+    `run` is its name: `ask_to_stop(url, run)` ends it from anywhere. `ended`: jobs that ended in the meantime by the store's
+    count, which includes those of lost executors. `stopped`: it was asked to stop. `cancelled`: some tasks did not end in time
+    and were cancelled: their jobs run again when their leases expire.
+    """
+
     run: str
-    """The name of this run: `ask_to_stop(url, run)` ends it from anywhere."""
     workers: list[ExecutorWorker]
     ended: int
-    """Jobs that ended in the meantime by the store's count, which includes those of lost executors."""
     seconds: float
     stopped: bool = False
-    """It was asked to stop."""
     cancelled: bool = False
-    """Some tasks did not end in time and were cancelled: their jobs run again when their leases expire."""
 
     @property
     def done(self) -> int:
