@@ -16,24 +16,8 @@ from taskharbor.jobs import to_datetime
 from taskharbor.spark.audit.checks import check
 from taskharbor.spark.audit.violations import Kind
 
-_ROW = (
-    *(
-        "source",
-        "job_id",
-        "created_at",
-        "queue",
-        "seq",
-        "fence",
-        "reserved_at",
-        "ended_at",
-        "outcome",
-        "state",
-    ),
-)
-_JOB = (
-    *("source", "id", "queue", "key", "state", "fence", "created_at", "run_at", "finished_at"),
-    *("attempts", "stalls", "max_attempts", "max_stalls"),
-)
+_ROW = "source job_id created_at queue seq fence reserved_at ended_at outcome state"
+_JOB = "source id queue key state fence created_at run_at finished_at attempts stalls max_attempts max_stalls"
 
 
 class Stored(NamedTuple):
@@ -61,7 +45,7 @@ def read_store(
     """Read the jobs now, and the log after them."""
     with open_store(url) as store:
         read_at = to_datetime(store.time())
-    jobs = read_table(spark, url, "jobs", source).select(*_JOB).persist(StorageLevel.MEMORY_AND_DISK)
+    jobs = read_table(spark, url, "jobs", source).select(*_JOB.split()).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         jobs.count()
         queues, later = (read_table(spark, url, name, source) for name in ("queues", "attempts"))
@@ -78,5 +62,5 @@ def read_table(spark: SparkSession, url: str, table: str, source: str) -> DataFr
 def check_store(attempts: DataFrame, stored: Stored) -> DataFrame:
     """Compare the log with the jobs that the store has."""
     before = None if stored.waiting_limit is None else stored.read_at - stored.waiting_limit
-    both = {"attempts": attempts.select(*_ROW), "later": stored.later.select(*_ROW)}
+    both = {"attempts": attempts.select(*_ROW.split()), "later": stored.later.select(*_ROW.split())}
     return check("stored", before=before, **both, jobs=stored.jobs, queues=stored.queues)

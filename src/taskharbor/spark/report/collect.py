@@ -97,7 +97,6 @@ def collect(
         run_times=_run_times(durations),
         workers=workers,
         worker_bucket_us=worker_step,
-        workers_left_out=number_of_workers - len(workers),
         errors=_found(queries.errors(read("gold.errors")), data.ErrorGroup),
         # The log does not tell jobs cancelled while running from those cancelled while waiting: they are the rest.
         lease_ends=leases | {"cancelled": max(0, totals.executions - sum(leases.values()))},

@@ -232,7 +232,6 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     run_times: list[RunTimes] = []
     workers: list[WorkerLoad] = []
     worker_bucket_us: Micros = 1
-    workers_left_out: int = 0
     errors: list[ErrorGroup] = []
     lease_ends: dict[str, int] = {}
     job_ends: dict[str, int] = {}
