@@ -99,12 +99,10 @@ def busiest_minute(minutes: DataFrame) -> DataFrame:
 
 def queue_ends(minutes: DataFrame, label: Column) -> DataFrame:
     """(label, waiting, limit) of the last minutes of queues."""
-    names = {"waiting": "waiting", "limit": "max_inflight"}
-    last = minutes.groupBy("source", "queue").agg(
-        *(F.max_by(column, "minute").alias(name) for name, column in names.items())
-    )
+    newest = [F.max_by(name, "minute").alias(name) for name in ("waiting", "max_inflight")]
+    last = minutes.groupBy("source", "queue").agg(*newest)
     # Queues of several stores that share a name have no common limit to draw.
-    limit = F.when(F.count("*") == 1, F.max("limit")).alias("limit")
+    limit = F.when(F.count("*") == 1, F.max("max_inflight")).alias("limit")
     return last.groupBy(label.alias("label")).agg(F.sum("waiting").alias("waiting"), limit)
 
 

@@ -101,17 +101,12 @@ class RowsToJobs:
         try:
             return self._records(batch, builder, now)
         except (TaskHarborError, msgspec.MsgspecError, TypeError, ValueError) as error:
-            self._refuse(batch, builder, now)
+            if batch.num_rows == 1:
+                raise RowRefused(f"a row cannot be a job: {error}. The row: {_shown(batch)}") from error
+            # The refused row is found one by one. This is slow, and only done after an error.
+            for number in range(batch.num_rows):
+                self.records(batch.slice(number, 1), builder, now)
             raise InvalidRequest(f"these rows cannot be jobs: {error}") from error
-
-    def _refuse(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> None:
-        """Find the refused row, one by one. This is slow, and only done after an error."""
-        for number in range(batch.num_rows):
-            row = batch.slice(number, 1)
-            try:
-                self._records(row, builder, now)
-            except (TaskHarborError, msgspec.MsgspecError, TypeError, ValueError) as error:
-                raise RowRefused(f"a row cannot be a job: {error}. The row: {_shown(row)}") from error
 
     def _records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> Sequence[JobRecord]:
         columns = [_values(batch.column(name)) for name in self._fields]

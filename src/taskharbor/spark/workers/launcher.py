@@ -246,8 +246,8 @@ class _WorkerRun:
                     return
                 in_a_row += 1
                 if in_a_row >= MOST_LOSSES:
-                    said = f"worker {worker.number} failed {in_a_row} times in a row"
-                    self._give_up(f"{said}: see the executors' logs")
+                    said = f"worker {worker.number} failed {in_a_row} times in a row: see the executors' logs"
+                    self._give_up(said)
                 self._stopping.wait(min(0.1 * 2**in_a_row, 10.0))
         except BaseException as error:  # Said by the thread that waits for all of them.
             self._give_up(f"worker {worker.number} could not be submitted: {type(error).__name__}: {error}")
