@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import date, timedelta
+from typing import Any
 
 import msgspec
 from deltalake import WriterProperties
@@ -53,16 +54,10 @@ def vacuum(lake: Lake, *, keep_for: timedelta = KEEP_FOR, before: date | None = 
     earlier dates first; their files go once no younger version has them."""
     dropped = 0 if before is None else _drop_dates(lake, before)
     hours, removed = math.ceil(keep_for / timedelta(hours=1)), 0
+    known: Any = {"dry_run": False, "enforce_retention_duration": False, "full": True}
     for table in lake.tables().values():
         assert table.delta is not None
-        gone = table.delta.vacuum(
-            hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=True,
-            commit_properties=table.unchanged(),
-        )
-        removed += len(gone)
+        removed += len(table.delta.vacuum(hours, **known, commit_properties=table.unchanged()))
     return VacuumSummary(files=removed, dropped=dropped)
 
 

@@ -119,9 +119,8 @@ class RowsToJobs:
             fields = [self._row_fields(row) for row in rows]
             payloads = self._payloads(batch, builder, [_codec(one, builder) for one in fields])
             pairs = zip(payloads, fields, strict=True)
-            return builder.build(
-                [JobRequest(payload=EncodedPayload(data), **one) for data, one in pairs], now
-            )
+            requests = [JobRequest(payload=EncodedPayload(data), **one) for data, one in pairs]
+            return builder.build(requests, now)
         # Most rows share their fields with many others: checked once for all of them.
         fields_of = {row: self._row_fields(row) for row in kinds_of_rows}
         codecs = {row: _codec(one, builder) for row, one in fields_of.items()}

@@ -174,8 +174,9 @@ def check_answers(action: str, answers: Iterable[JobState | JobError]) -> None:
         return
     states = ", ".join(f"{state} {count}" for state, count in sorted(done.items()))
     parts = [f"{action}: {done.total()} done" + (f" ({states})" if states else "")]
-    for reason, ids in sorted(refused.items()):
-        parts.append(f"{len(ids)} not, {reason} (e.g. {', '.join(ids[:EXAMPLES])})")
+    parts += [
+        f"{len(ids)} not, {why} (e.g. {', '.join(ids[:EXAMPLES])})" for why, ids in sorted(refused.items())
+    ]
     raise TriageIncomplete(f"{'; '.join(parts)}. What was done stays done")
 
 
