@@ -114,10 +114,8 @@ class _Open:
 
     def __init__(self, path: str, sink: Any, schema: pa.Schema) -> None:
         self._path, self._sink, self._names = path, sink, schema.names
-        self._written: list[Any] = []
-        self._writer = parquet.ParquetWriter(
-            sink, schema, compression="zstd", metadata_collector=self._written
-        )
+        self._facts: list[Any] = []
+        self._writer = parquet.ParquetWriter(sink, schema, compression="zstd", metadata_collector=self._facts)
 
     def write(self, rows: pa.Table) -> None:
         self._writer.write_table(rows.select(self._names), _GROUP_ROWS)
@@ -126,7 +124,7 @@ class _Open:
         self._writer.close()
         size = self._sink.tell()
         self._sink.close()
-        (metadata,) = self._written
+        (metadata,) = self._facts
         return File(self._path, day, metadata.num_rows, size, _statistics(metadata))
 
 

@@ -112,8 +112,7 @@ def waiting(jobs: DataFrame) -> DataFrame:
     counts = (F.count_if(is_ready).alias("ready"), F.count_if(~is_ready).alias("later"))
     due = F.unix_micros(F.min(F.when(is_ready, F.col("run_at")))).alias("due_us")
     found = jobs.groupBy("queue", "type").agg(*counts, due)
-    most_first = found.orderBy(F.desc(F.col("ready") + F.col("later")), "queue", "type")
-    return most_first.limit(TYPES_SHOWN * 2)
+    return found.orderBy(F.desc(F.col("ready") + F.col("later")), "queue", "type").limit(TYPES_SHOWN * 2)
 
 
 def slowest(lifecycles: DataFrame) -> DataFrame:
