@@ -84,7 +84,6 @@ WHOLE = ("gold.errors", "state.backlog_days")
 def fitted(rows: pa.RecordBatch, table: str) -> pa.Table:
     """Return the rows with the table's columns, in its order. A column that they do not have is null."""
     schema = TABLES[table]
-    whole = pa.concat_tables(
-        [schema.empty_table(), pa.Table.from_batches([rows])], promote_options="permissive"
-    )
-    return whole.select(schema.names).cast(schema)
+    there = pa.schema([field for field in schema if field.name in rows.schema.names])
+    known = pa.Table.from_batches([rows]).select(there.names).cast(there)
+    return pa.concat_tables([schema.empty_table(), known], promote_options="default")
