@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from spark.histories import live, row
 from taskharbor.cli.root import root
 from taskharbor.jobs import JobState
-from taskharbor.spark.audit.stored import STORE_KINDS
+from taskharbor.spark.audit.checks import STORE_KINDS
 from taskharbor.spark.lake import Lake, run_pipeline
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
 

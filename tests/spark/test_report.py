@@ -127,7 +127,10 @@ BROKEN = Verdict(leases=10, jobs=9, kinds={"overlapping leases": 2, "lost job": 
 EMPTY_FLOW = Flow(**{name: [0, 0] for name in Flow.__struct_fields__})
 ENDED = {"totals": Totals(jobs=1, cancelled=1), "flow": EMPTY_FLOW, "job_ends": {"cancelled": 1}}
 BARE = msgspec.structs.replace(NOTHING, sources=["a", "b"], buckets=2, **ENDED)
-BURST = made_up(flow=msgspec.structs.replace(made_up().flow, arrivals=[100_000] + [0] * 59))
+BURST = made_up(
+    flow=msgspec.structs.replace(made_up().flow, arrivals=[100_000] + [0] * 59),
+    totals=msgspec.structs.replace(made_up().totals, busiest_minute_us=START),
+)
 VIOLATIONS = ["3 violations in 10 leases of 9 jobs.", "2 overlapping leases", "job 7"]
 OWN_SCALE = "scale of their own"
 

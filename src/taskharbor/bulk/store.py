@@ -239,6 +239,10 @@ class BulkStore:
             self._opened.add(self._writer)
         return self._writer
 
+    def time(self) -> Micros:
+        """Return the store's time."""
+        return run_sync(self._reading().time())
+
     # -- reading ----------------------------------------------------------------------------------------------
 
     def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from datetime import date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -27,10 +27,10 @@ from taskharbor.lake.files import File
 from taskharbor.lake.storage import parse_place
 from taskharbor.lake.tables import BRONZE, TABLES, WHOLE
 
+# The id of our application transactions, and our place in a commit's metadata.
 _APP = _KEY = "taskharbor"
-"""The id of our application transactions, and our place in a commit's metadata."""
+# What deltalake raises.
 LibraryError = DeltaError
-"""What deltalake raises."""
 
 
 class LakeChanged(TaskHarborError):
@@ -46,30 +46,28 @@ class NoLake(InvalidRequest):
 
 
 class RunRecord(msgspec.Struct, kw_only=True):
-    """The record of a run in a commit of bronze. Commits that keep bronze in order repeat it."""
+    """The record of a run in a commit of bronze. Commits that keep bronze in order repeat it.
+
+    `at`: when the rows were taken in, which they carry as `ingested_at`. Unless `is_unique`, some may be there twice. `dates` are
+    those on which anything is counted for them, `created` those on which their jobs were created. A run `again` takes in nothing
+    and computes its dates again from bronze. By source: `cursors` has how far its log was read, `totals` the rows of bronze, and
+    `queues` its queues when they were last seen. The `objectives` hold from the run `objectives_since` on, which computes them
+    for all rows.
+    """
 
     run: int = 0
     source: str = ""
     at: str = ""
-    """When the rows were taken in, which they carry as `ingested_at`."""
     rows: int = 0
     is_unique: bool = True
-    """False if some rows may be there twice."""
     dates: list[date] = []
-    """The dates on which anything is counted for these rows."""
     again: bool = False
-    """The run takes in nothing, and computes its dates again from bronze."""
     created: list[date] = []
-    """The dates on which their jobs were created."""
     cursors: dict[str, str] = {}
-    """By source: how far its log was read."""
     totals: dict[str, int] = {}
-    """By source: the rows of bronze."""
     queues: dict[str, list[dict[str, Any]]] = {}
-    """By source: its queues when they were last seen."""
     objectives: str = "[]"
     objectives_since: int = 0
-    """The run from which on these objectives hold: it computes them for all rows."""
 
 
 class Table:
@@ -225,37 +223,34 @@ class Lake:
         Raises NoLake, or LakeUnreadable, which says what is missing.
         """
         there = self.tables()
-        tables = [there.get(name) or self.table(name) for name in TABLES]
-        runs = {table.name: table.run for table in tables}
+        tables = {name: there.get(name) or self.table(name) for name in TABLES}
+        runs = {name: table.run for name, table in tables.items()}
         newest = max(runs.values())
         if late := ", ".join(f"{name} ({run})" for name, run in runs.items() if run < newest):
             raise LakeUnreadable(
                 f"the lake {self} has tables without run {newest}, with the run that they have: {late}. A run is going on, or "
                 "one was ended, or commits are missing. `taskharbor pipeline run` finishes a run; it cannot restore a commit"
             )
-        for table in tables:
+        for table in tables.values():
             table.check_files()
-        found = Snapshot(self, newest, {table.name: table for table in tables})
-        found.check_rows()
-        return found
+        record, rows = record_of(tables[BRONZE]), {name: table.rows for name, table in tables.items()}
+        given, bronze = sum(record.totals.values()), rows[BRONZE]
+        silver, apart = rows["silver.attempts"], rows["quarantine.attempts"]
+        if not given == bronze == silver + apart:
+            raise LakeUnreadable(
+                f"the lake {self} was given {given:,} rows of the log by run {newest}; bronze has {bronze:,} of them, silver "
+                f"{silver:,} and quarantine {apart:,}"
+            )
+        return Snapshot(self, newest, tables, record)
 
 
-class Snapshot:
+class Snapshot(NamedTuple):
     """All tables of one run."""
 
-    def __init__(self, lake: Lake, run: int, tables: dict[str, Table]) -> None:
-        self.lake, self.run, self.tables = lake, run, tables
-        self.record = record_of(tables[BRONZE])
-
-    def check_rows(self) -> None:
-        """Compare the tables with the number of rows that bronze was given."""
-        names = (BRONZE, "silver.attempts", "quarantine.attempts")
-        bronze, silver, apart = (self.tables[name].rows for name in names)
-        if not (expected := sum(self.record.totals.values())) == bronze == silver + apart:
-            raise LakeUnreadable(
-                f"the lake {self.lake} was given {expected:,} rows of the log by run {self.run}; bronze has {bronze:,} of them, "
-                f"silver {silver:,} and quarantine {apart:,}"
-            )
+    lake: Lake
+    run: int
+    tables: dict[str, Table]
+    record: RunRecord
 
 
 def record_of(bronze: Table) -> RunRecord:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date, datetime
 from typing import Any, NamedTuple
@@ -20,19 +21,13 @@ import pyarrow.parquet as parquet
 from taskharbor.lake.storage import LakePlace
 from taskharbor.lake.tables import TABLES, WHOLE, fitted
 
+# Rows of a row group at most.
 _GROUP_ROWS = 128 * 1024
-"""Rows of a row group, if the files of a task are few."""
+# A task writes what it holds for its files from this size on. So the row groups of many files are smaller.
 _HELD_BYTES = 64 * 2**20
-"""Above this size, what a task holds for its files is written, however small the row groups become."""
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 FACTS = pa.schema(
-    [
-        pa.field("path", pa.string()),
-        pa.field("date", pa.date32()),
-        pa.field("rows", pa.int64()),
-        pa.field("size", pa.int64()),
-        pa.field("stats", pa.string()),
-    ]
+    {"path": pa.string(), "date": pa.date32(), "rows": pa.int64(), "size": pa.int64(), "stats": pa.string()}
 )
 
 
@@ -48,11 +43,38 @@ class File(NamedTuple):
 
 def write_files(batches: Iterable[pa.RecordBatch], place: LakePlace, table: str) -> Iterator[pa.RecordBatch]:
     """Write all rows, and yield a row of `FACTS` for each file."""
-    writer = _TaskFiles(place, table)
+    filesystem, is_whole = place.filesystem(table), table in WHOLE
+    # The date is in the commit, and for engines that look there in the path.
+    schema = pa.schema(list(TABLES[table])[: None if is_whole else -1])
+    opened: dict[date | None, _Open] = {}
+    for rows in _gathered(batches, table):
+        days = [None] if is_whole else pc.unique(rows["date"]).to_pylist()
+        for day in days:
+            wanted = pa.array([day], pa.date32())
+            same = rows if len(days) == 1 else rows.filter(pc.is_in(rows["date"], wanted))
+            if day not in opened:
+                folder = "" if is_whole else f"date={day.isoformat() if day else NO_DATE}"
+                if place.is_folder:
+                    os.makedirs(os.path.join(place.uri(table), folder), exist_ok=True)
+                path = os.path.join(folder, f"part-{secrets.token_hex(10)}.zstd.parquet")
+                opened[day] = _Open(path, filesystem.open_output_stream(path), schema)
+            opened[day].write(same)
+    found = [file.close(day)._asdict() for day, file in opened.items()]
+    yield pa.RecordBatch.from_pylist(found, schema=FACTS)
+
+
+def _gathered(batches: Iterable[pa.RecordBatch], table: str) -> Iterator[pa.Table]:
+    """The rows as the table has them, together as far as they may be held."""
+    held: list[pa.Table] = []
+    size = 0
     for batch in batches:
-        writer.add(fitted(batch, table))
-    found = writer.close()
-    yield pa.RecordBatch.from_pylist([one._asdict() for one in found], schema=FACTS)
+        held.append(fitted(batch, table))
+        size += held[-1].nbytes
+        if size > _HELD_BYTES:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_tables(held)
 
 
 def write_table(rows: pa.Table, place: LakePlace, table: str) -> list[File]:
@@ -79,73 +101,31 @@ def read_files(
                 yield from rows.append_column("file", name).to_batches()
 
 
-class _TaskFiles:
-    def __init__(self, place: LakePlace, table: str) -> None:
-        self._filesystem = place.filesystem(table)
-        self._root = place.uri(table) if place.is_folder else None
-        self._is_whole = table in WHOLE
-        fields = list(TABLES[table])
-        # The date is in the commit, and for engines that look there in the path.
-        self._schema = pa.schema(fields if self._is_whole else fields[:-1])
-        self._open: dict[date | None, _Open] = {}
-        self._held = 0
-
-    def add(self, rows: pa.Table) -> None:
-        days = [None] if self._is_whole else pc.unique(rows["date"]).to_pylist()
-        for day in days:
-            same = rows
-            if len(days) > 1:
-                is_same = pc.is_null(rows["date"]) if day is None else pc.equal(rows["date"], day)
-                same = rows.filter(pc.fill_null(is_same, False))
-            file = self._open.get(day) or self._create(day)
-            file.held.append(same.select(self._schema.names))
-            file.held_rows += same.num_rows
-            self._held += same.nbytes
-            if file.held_rows >= _GROUP_ROWS:
-                self._held -= file.flush()
-        if self._held > _HELD_BYTES:
-            self._held -= sum(file.flush() for file in self._open.values())
-
-    def close(self) -> list[File]:
-        return [file.close(day) for day, file in self._open.items()]
-
-    def _create(self, day: date | None) -> _Open:
-        folder = "" if self._is_whole else f"date={day.isoformat() if day else NO_DATE}"
-        path = os.path.join(folder, f"part-{secrets.token_hex(10)}.zstd.parquet")
-        if self._root is not None:
-            os.makedirs(os.path.join(self._root, folder), exist_ok=True)
-        self._open[day] = file = _Open(path, self._filesystem.open_output_stream(path), self._schema)
-        return file
+def counted(files: Sequence[File], place: LakePlace, table: str, column: str) -> Counter[str]:
+    """Count the rows of the files by the value of a column."""
+    found: Counter[str] = Counter()
+    for batch in read_files(files, place, table, [column]):
+        found.update({one["values"]: one["counts"] for one in pc.value_counts(batch[column]).to_pylist()})
+    return found
 
 
 class _Open:
-    """A file that is being written, and the rows that it does not have yet."""
+    """A file that is being written."""
 
     def __init__(self, path: str, sink: Any, schema: pa.Schema) -> None:
-        self.path = path
-        self.held: list[pa.Table] = []
-        self.held_rows = 0
-        self._sink = sink
-        self._written: list[Any] = []
-        self._writer = parquet.ParquetWriter(
-            sink, schema, compression="zstd", metadata_collector=self._written
-        )
+        self._path, self._sink, self._names = path, sink, schema.names
+        self._facts: list[Any] = []
+        self._writer = parquet.ParquetWriter(sink, schema, compression="zstd", metadata_collector=self._facts)
 
-    def flush(self) -> int:
-        """Write what is held; its size in memory."""
-        size: int = sum(rows.nbytes for rows in self.held)
-        if self.held:
-            self._writer.write_table(pa.concat_tables(self.held))
-        self.held, self.held_rows = [], 0
-        return size
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows.select(self._names), _GROUP_ROWS)
 
     def close(self, day: date | None) -> File:
-        self.flush()
         self._writer.close()
         size = self._sink.tell()
         self._sink.close()
-        (metadata,) = self._written
-        return File(self.path, day, metadata.num_rows, size, _statistics(metadata))
+        (metadata,) = self._facts
+        return File(self._path, day, metadata.num_rows, size, _statistics(metadata))
 
 
 def _statistics(metadata: Any) -> str:
@@ -162,16 +142,5 @@ def _statistics(metadata: Any) -> str:
             if found.has_min_max and isinstance(found.min, int | datetime):
                 low[name] = min(low.get(name, found.min), found.min)
                 high[name] = max(high.get(name, found.max), found.max)
-    written = {
-        "numRecords": metadata.num_rows,
-        "minValues": {name: _text(value) for name, value in low.items()},
-        "maxValues": {name: _text(value) for name, value in high.items()},
-        "nullCount": nulls,
-    }
+    written = {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
     return msgspec.json.encode(written).decode()
-
-
-def _text(value: int | datetime) -> int | str:
-    return (
-        value if isinstance(value, int) else f"{value.replace(tzinfo=None).isoformat('T', 'microseconds')}Z"
-    )

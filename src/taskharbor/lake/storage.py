@@ -16,8 +16,8 @@ class LakePlace(msgspec.Struct, frozen=True):
     """The root of a lake. It travels to the tasks, with the credentials that they need."""
 
     root: str
+    # How the object store is reached; None for a folder.
     options: dict[str, str] | None = None
-    """How the object store is reached; None for a folder."""
 
     def __repr__(self) -> str:
         """Without the options, which may hold a key."""

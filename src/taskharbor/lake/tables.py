@@ -10,111 +10,80 @@ import pyarrow as pa
 
 from taskharbor.bulk.tables import ATTEMPTS, INSTANT, QUEUES
 
-TEXT, LONG, INT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
-SKETCH = pa.binary()
-"""A KLL sketch of Apache DataSketches, of whole numbers."""
-
-Columns = list[pa.Field]
-
-
-def _all(kind: pa.DataType, names: str) -> Columns:
-    return [pa.field(name, kind) for name in names.split()]
+_KINDS = {
+    **{"text": pa.string(), "long": pa.int64(), "int": pa.int32(), "real": pa.float64(), "instant": INSTANT},
+    # A KLL sketch of Apache DataSketches, of whole numbers.
+    "sketch": pa.binary(),
+}
 
 
-def _table(*columns: Columns) -> pa.Schema:
-    # Delta tables can be written by many engines: no column is promised to have a value.
-    fields = [field.with_nullable(True) for group in columns for field in group]
+def _table(*columns: str | pa.Schema) -> pa.Schema:
+    """Columns as `kind name name, kind name`, or those of another schema, and the date."""
+    fields: list[pa.Field] = []
+    for some in columns:
+        if isinstance(some, str):
+            groups = (group.split() for group in some.split(", "))
+            fields += [pa.field(name, _KINDS[kind]) for kind, *names in groups for name in names]
+        else:
+            # Delta tables can be written by many engines: no column is promised to have a value.
+            fields += [field.with_nullable(True) for field in some]
     return pa.schema([*fields, pa.field("date", pa.date32())])
 
 
-_CELL = _all(TEXT, "source queue type")
-_TALLIES = _all(
-    LONG,
-    "arrivals starts completions failures retries expiries releases cancellations requeues finished busy_us",
+CELL_NAMES = ("source", "queue", "type")
+TALLY_NAMES = (
+    *("arrivals", "starts", "completions", "failures", "retries", "expiries", "releases", "cancellations"),
+    *("requeues", "finished", "busy_us"),
 )
-_PERCENTILES = _all(LONG, "wait_p50_us wait_p95_us wait_p99_us run_p50_us run_p95_us run_p99_us")
-_SKETCHES = _all(SKETCH, "wait_sketch run_sketch")
+_CELL, _TALLIES = f"text {' '.join(CELL_NAMES)}", f"long {' '.join(TALLY_NAMES)}"
+_MEASURED = (
+    "long wait_p50_us wait_p95_us wait_p99_us run_p50_us run_p95_us run_p99_us, real concurrency, "
+    "sketch wait_sketch run_sketch"
+)
+_TIMED = "long wait_us run_us, instant valid_until"
 
-_REFINED = [
-    *_all(TEXT, "source"),
-    *ATTEMPTS,
-    *_all(LONG, "wait_us run_us"),
-    *_all(INSTANT, "valid_until"),
-]
-
+# The table with which a run begins: its commit says how far the log was read.
 BRONZE = "bronze.attempts"
-"""The table with which a run begins: its commit says how far the log was read."""
 
 TABLES: dict[str, pa.Schema] = {
-    BRONZE: _table(list(ATTEMPTS), _all(TEXT, "source"), _all(LONG, "run"), _all(INSTANT, "ingested_at")),
-    "bronze.queues": _table(
-        list(QUEUES), _all(TEXT, "source"), _all(LONG, "run"), _all(INSTANT, "observed_at")
-    ),
-    "silver.attempts": _table(_REFINED),
-    "quarantine.attempts": _table(_REFINED, _all(TEXT, "reason")),
+    BRONZE: _table(ATTEMPTS, "text source, long run, instant ingested_at"),
+    "bronze.queues": _table(QUEUES, "text source, long run, instant observed_at"),
+    "silver.attempts": _table("text source", ATTEMPTS, _TIMED),
+    "quarantine.attempts": _table("text source", ATTEMPTS, _TIMED, "text reason"),
     # By the date on which the job was done or cancelled. All others have no date: a dead job may be requeued.
     "silver.lifecycles": _table(
-        _all(TEXT, "source job_id queue type key"),
-        _all(INT, "priority"),
-        _all(INSTANT, "created_at first_run_at first_reserved_at last_ended_at finished_at"),
-        _all(TEXT, "state"),
-        _all(LONG, "executions done retried dead expired released cancelled merged requeued"),
-        _all(LONG, "first_wait_us total_wait_us total_run_us total_us max_fence last_seq"),
-        _all(TEXT, "last_error_type last_error_message"),
+        "text source job_id queue type key, int priority",
+        "instant created_at first_run_at first_reserved_at last_ended_at finished_at, text state",
+        "long executions done retried dead expired released cancelled merged requeued",
+        "long first_wait_us total_wait_us total_run_us total_us max_fence last_seq",
+        "text last_error_type last_error_message",
         # The run in which the job was first heard of: the only column that depends on how the log was cut into runs.
-        _all(LONG, "first_seen_run"),
+        "long first_seen_run",
     ),
-    "gold.minutes": _table(
-        _CELL, _all(INSTANT, "minute"), _TALLIES, _PERCENTILES, _all(REAL, "concurrency"), _SKETCHES
-    ),
-    "gold.hours": _table(
-        _CELL, _all(INSTANT, "hour"), _TALLIES, _PERCENTILES, _all(REAL, "concurrency"), _SKETCHES
-    ),
+    "gold.minutes": _table(_CELL, "instant minute", _TALLIES, _MEASURED),
+    "gold.hours": _table(_CELL, "instant hour", _TALLIES, _MEASURED),
     "gold.queue_minutes": _table(
-        _all(TEXT, "source queue"),
-        _all(INSTANT, "minute"),
-        _all(LONG, "waiting busy_us"),
-        _all(REAL, "concurrency"),
-        _all(INT, "max_inflight"),
-        _all(REAL, "ratio"),
+        "text source queue, instant minute, long waiting busy_us, real concurrency, int max_inflight, real ratio"
     ),
-    "gold.workers": _table(
-        _all(TEXT, "source worker"),
-        _all(INSTANT, "hour"),
-        _all(LONG, "executions busy_us"),
-        _all(REAL, "utilisation"),
-    ),
+    "gold.workers": _table("text source worker, instant hour, long executions busy_us, real utilisation"),
     "gold.errors": _table(
-        _all(TEXT, "source queue type error_type fingerprint"),
-        _all(LONG, "count"),
-        _all(INSTANT, "first_seen last_seen"),
-        _all(TEXT, "sample_message sample_job"),
+        "text source queue type error_type fingerprint, long count, instant first_seen last_seen",
+        "text sample_message sample_job",
     ),
     "gold.objectives": _table(
-        _all(TEXT, "source objective queue type kind"),
-        _all(INSTANT, "hour"),
-        _all(LONG, "total bad"),
-        _all(REAL, "target burn_rate"),
+        "text source objective queue type kind, instant hour, long total bad, real target burn_rate"
     ),
     # By how much each day changed a queue's backlog: what a later day starts from.
-    "state.backlog_days": _table(_all(TEXT, "source queue"), _all(LONG, "change")),
+    "state.backlog_days": _table("text source queue, long change"),
 }
 
+# Small tables without partitions. They say something of all dates: a backlog goes on from days that are long gone.
 WHOLE = ("gold.errors", "state.backlog_days")
-"""Small tables without partitions. They say something of all dates: a backlog goes on from days that are long gone."""
-
-TALLY_NAMES: tuple[str, ...] = tuple(field.name for field in _TALLIES)
-CELL_NAMES: tuple[str, ...] = tuple(field.name for field in _CELL)
 
 
-def fitted(rows: pa.RecordBatch | pa.Table, table: str) -> pa.Table:
+def fitted(rows: pa.RecordBatch, table: str) -> pa.Table:
     """Return the rows with the table's columns, in its order. A column that they do not have is null."""
     schema = TABLES[table]
-    there = set(rows.schema.names)
-    columns = [
-        rows.column(field.name).cast(field.type)
-        if field.name in there
-        else pa.nulls(rows.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    there = pa.schema([field for field in schema if field.name in rows.schema.names])
+    known = pa.Table.from_batches([rows]).select(there.names).cast(there)
+    return pa.concat_tables([schema.empty_table(), known], promote_options="default")

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from datetime import date, timedelta
+from typing import Any
 
 import msgspec
-import pyarrow.compute as pc
 from deltalake import WriterProperties
 from deltalake.exceptions import CommitFailedError
 
-from taskharbor.lake.delta import Lake, LakeChanged, Table
-from taskharbor.lake.files import File, read_files
+from taskharbor.lake.delta import Lake, LakeChanged
+from taskharbor.lake.files import counted
 from taskharbor.lake.tables import BRONZE, WHOLE
 
+# Longer than a run takes, and than anybody reads an old version.
 KEEP_FOR = timedelta(days=7)
-"""Longer than a run takes, and than anybody reads an old version."""
 
 
 class CompactSummary(msgspec.Struct, kw_only=True):
@@ -55,16 +54,10 @@ def vacuum(lake: Lake, *, keep_for: timedelta = KEEP_FOR, before: date | None = 
     earlier dates first; their files go once no younger version has them."""
     dropped = 0 if before is None else _drop_dates(lake, before)
     hours, removed = math.ceil(keep_for / timedelta(hours=1)), 0
+    known: Any = {"dry_run": False, "enforce_retention_duration": False, "full": True}
     for table in lake.tables().values():
         assert table.delta is not None
-        gone = table.delta.vacuum(
-            hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=True,
-            commit_properties=table.unchanged(),
-        )
-        removed += len(gone)
+        removed += len(table.delta.vacuum(hours, **known, commit_properties=table.unchanged()))
     return VacuumSummary(files=removed, dropped=dropped)
 
 
@@ -76,7 +69,9 @@ def _drop_dates(lake: Lake, before: date) -> int:
             continue
         assert table.delta is not None
         left = [one for one in table.files() if one.date is None or one.date >= before]
-        changes: dict[str, object] = {"totals": _by_source(table, left)} if table.name == BRONZE else {}
+        changes: dict[str, object] = {}
+        if table.name == BRONZE:
+            changes["totals"] = dict(counted(left, table.place, table.name, "source"))
         dropped += len(table.files()) - len(left)
         is_old = f"date < '{before}'"
         if table.name == "silver.lifecycles":
@@ -84,10 +79,3 @@ def _drop_dates(lake: Lake, before: date) -> int:
             is_old += f" OR finished_at < '{before}T00:00:00Z'"
         table.delta.delete(is_old, commit_properties=table.unchanged(**changes))
     return dropped
-
-
-def _by_source(table: Table, files: list[File]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for batch in read_files(files, table.place, table.name, ["source"]):
-        found.update({one["values"]: one["counts"] for one in pc.value_counts(batch["source"]).to_pylist()})
-    return dict(found)

@@ -4,9 +4,9 @@
 where it is. Each check is a pure function from rows to violations.
 
 run         all checks together over a log, a lake or a store, and the result
-checks      the checks of single rows, of a job's rows in their order, of keys and of max_inflight
-stored      the checks of a log beside the jobs of its store
-violations  rules over rows, the violations they make, and what a lease is
+checks      the checks, each SQL with the conditions of violations; `rules.toml` has what is said of them
+stored      a store, read to be compared with its log
+violations  the kinds of violations, and the form of one
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import reduce
@@ -15,8 +14,8 @@ from pyspark.sql import functions as F
 from taskharbor.bulk.store import open_store
 from taskharbor.errors import InvalidRequest
 from taskharbor.lake.delta import Lake, LakeUnreadable, Snapshot
-from taskharbor.spark.audit import checks
-from taskharbor.spark.audit.stored import STORE_KINDS, Stored, check_store, read_store, read_table
+from taskharbor.spark.audit.checks import STORE_KINDS, check
+from taskharbor.spark.audit.stored import Stored, check_store, read_store, read_table
 from taskharbor.spark.audit.violations import Kind, Violation
 from taskharbor.spark.lake.frames import read
 from taskharbor.spark.lake.quality import whole_log
@@ -24,8 +23,8 @@ from taskharbor.spark.lake.run import source_name
 
 EXAMPLES_PER_KIND = 5
 _SHARES = 64
+# The source that rows straight from a store are given.
 STORE = "store"
-"""The source that rows straight from a store are given."""
 
 
 def audit(
@@ -41,14 +40,10 @@ def audit(
     not looked for. `limits`: source, queue, max_inflight and observed_at; without them W is not checked. `as_logged`: the same
     rows before anybody dropped any as doubled.
     """
-    found = [
-        checks.check_single_rows(attempts),
-        checks.check_lives(attempts),
-        checks.check_keys(attempts),
-        checks.check_row_numbers(attempts if as_logged is None else as_logged),
-    ]
+    found = [check(name, attempts) for name in ("rows", "lives", "keys")]
+    found.append(check("numbers", attempts if as_logged is None else as_logged))
     if limits is not None:
-        found.append(checks.check_limits(attempts, limits))
+        found.append(check("limits", attempts, limits=limits))
     if stored is not None:
         found.append(check_store(attempts, stored))
     return reduce(DataFrame.unionByName, found)
@@ -117,15 +112,14 @@ def audit_store(spark: SparkSession, url: str, *, waiting_limit: timedelta | Non
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`rows` of the log were checked. `kinds` has the violations of each kind that was found, most first; `examples` has a few of
+    each, the earliest first. `unchecked` kinds were not looked for: they need a store, or a limit that was not given."""
+
     rows: int
-    """Rows of the log that were checked."""
     jobs: int
     kinds: dict[str, int] = {}
-    """Violations per kind, most first; only kinds that were found."""
     examples: list[Violation] = []
-    """A few of each kind, the earliest first."""
     unchecked: list[str] = []
-    """Kinds that were not looked for: they need a store, or a limit that was not given."""
 
     @property
     def violations(self) -> int:
@@ -140,22 +134,25 @@ def summarise(violations: DataFrame, attempts: DataFrame, *, unchecked: Sequence
     """Run the audit and count. The data that comes to the driver is bounded, whatever the number of violations."""
     # The earliest of each share instead of the earliest of all: one pass, nothing kept or sorted, and the very first is always
     # among them.
-    share = F.pmod(F.hash("source", "job_id"), F.lit(_SHARES))
-    earliest = F.min(F.struct("at", *(name for name in Violation.__struct_fields__ if name != "at")))
-    found = violations.groupBy("kind", share.alias("share")).agg(
-        F.count("*").alias("count"), earliest.alias("earliest")
+    share = F.pmod(F.hash("source", "job_id"), F.lit(_SHARES)).alias("share")
+    first = ("at", "job_id")
+    fields = F.struct(*first, *(name for name in Violation.__struct_fields__ if name not in first))
+    shares = violations.groupBy("kind", share).agg(
+        F.count("*").alias("count"), F.min(fields).alias("earliest")
     )
-    counts: Counter[str] = Counter()
-    examples: defaultdict[str, list[Violation]] = defaultdict(list)
-    for row in found.collect():
-        counts[row["kind"]] += row["count"]
-        examples[row["kind"]].append(Violation(**row["earliest"].asDict()))
-    (size,) = attempts.agg(
-        F.count("*").alias("rows"), F.count_distinct(F.struct("source", "job_id")).alias("jobs")
-    ).collect()
-    kinds = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    for of_kind in examples.values():
-        of_kind.sort(key=lambda one: (0.0 if one.at is None else one.at.timestamp(), one.job_id or ""))
-    few = [one for kind in kinds for one in examples[kind][:EXAMPLES_PER_KIND]]
-    left_out = list(map(str, unchecked))
-    return AuditResult(rows=size["rows"], jobs=size["jobs"], kinds=kinds, examples=few, unchecked=left_out)
+    few = F.slice(F.sort_array(F.collect_list("earliest")), 1, EXAMPLES_PER_KIND).alias("examples")
+    found = (
+        shares.groupBy("kind")
+        .agg(F.sum("count").alias("count"), few)
+        .orderBy(F.desc("count"), "kind")
+        .collect()
+    )
+    jobs = F.count_distinct(F.struct("source", "job_id")).alias("jobs")
+    (size,) = attempts.agg(F.count("*").alias("rows"), jobs).collect()
+    return AuditResult(
+        rows=size["rows"],
+        jobs=size["jobs"],
+        kinds={row["kind"]: row["count"] for row in found},
+        examples=[Violation(**one.asDict()) for row in found for one in row["examples"]],
+        unchecked=list(map(str, unchecked)),
+    )

@@ -1,78 +1,60 @@
-"""The form of a violation, rules over rows that make violations, and the meaning of a lease for all rules."""
+"""The kinds of violations, and the form of one."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from functools import reduce
-from importlib.resources import files
-from operator import or_
-from typing import NamedTuple
 
 import msgspec
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 
 class Kind(StrEnum):
     """The kinds of violations. A correct driver never causes one, whatever crashes or races happened."""
 
-    OVERLAPPING_LEASES = "overlapping_leases"
-    """Two leases of one job were valid at once."""
-    FENCE_OUT_OF_ORDER = "fence_out_of_order"
-    """A later row of a job carries a lower fence than an earlier one."""
-    FENCE_USED_TWICE = "fence_used_twice"
-    """Two leases of one job have the same fence."""
-    FENCE_GAP = "fence_gap"
-    """A lease was granted and left no row."""
-    LIMIT_EXCEEDED = "limit_exceeded"
-    """A lease was granted while max_inflight others were valid in the queue."""
-    STARTED_EARLY = "started_early"
-    """Leased before run_at."""
-    KEY_HELD_TWICE = "key_held_twice"
-    """Two jobs of one (queue, key) were leased at once."""
-    ENDED_TWICE = "ended_twice"
-    """A second terminal state without a requeue in between."""
-    ACTIVE_AFTER_END = "active_after_end"
-    """Something happened to a job that had ended and was not requeued."""
-    REQUEUED_ALIVE = "requeued_alive"
-    """Requeued although it was not dead."""
-    SETTLED_TOO_LATE = "settled_too_late"
-    """A lease was settled by its holder when it was over."""
-    EXPIRED_TOO_EARLY = "expired_too_early"
-    """A lease was ended as expired while it was valid."""
-    TIMES_OUT_OF_ORDER = "times_out_of_order"
-    """Ended before it began, expired before it began, or leased before the job was created."""
-    STATE_CONTRADICTS_OUTCOME = "state_contradicts_outcome"
-    """The outcome cannot lead to the state."""
-    LEASE_CONTRADICTS_OUTCOME = "lease_contradicts_outcome"
-    """The outcome ends a lease and there was none, or the other way round."""
+    OVERLAPPING_LEASES = "overlapping_leases"  # Two leases of one job were valid at once.
+    FENCE_OUT_OF_ORDER = (
+        "fence_out_of_order"  # A later row of a job carries a lower fence than an earlier one.
+    )
+    FENCE_USED_TWICE = "fence_used_twice"  # Two leases of one job have the same fence.
+    FENCE_GAP = "fence_gap"  # A lease was granted and left no row.
+    LIMIT_EXCEEDED = (
+        "limit_exceeded"  # A lease was granted while max_inflight others were valid in the queue.
+    )
+    STARTED_EARLY = "started_early"  # Leased before run_at.
+    KEY_HELD_TWICE = "key_held_twice"  # Two jobs of one (queue, key) were leased at once.
+    ENDED_TWICE = "ended_twice"  # A second terminal state without a requeue in between.
+    ACTIVE_AFTER_END = "active_after_end"  # Something happened to a job that had ended and was not requeued.
+    REQUEUED_ALIVE = "requeued_alive"  # Requeued although it was not dead.
+    SETTLED_TOO_LATE = "settled_too_late"  # A lease was settled by its holder when it was over.
+    EXPIRED_TOO_EARLY = "expired_too_early"  # A lease was ended as expired while it was valid.
+    TIMES_OUT_OF_ORDER = "times_out_of_order"  # Over before it began, or leased before the job was created.
+    STATE_CONTRADICTS_OUTCOME = "state_contradicts_outcome"  # The outcome cannot lead to the state.
+    LEASE_CONTRADICTS_OUTCOME = (
+        "lease_contradicts_outcome"  # It ends a lease and there was none, or the other way round.
+    )
     UNKNOWN_OUTCOME = "unknown_outcome"
-    DUPLICATE_ROW = "duplicate_row"
-    """The same row of the log, or the same end of a lease, is there more than once."""
+    DUPLICATE_ROW = (
+        "duplicate_row"  # The same row of the log, or the same end of a lease, is there more than once.
+    )
     LEASE_TOO_LONG = "lease_too_long"
     SETTLED_BY_ANOTHER = "settled_by_another"
-    RETRIED_TOO_EARLY = "retried_too_early"
-    """A failed job was to wait, and its next lease was due before it failed."""
-    TIME_WENT_BACK = "time_went_back"
-    """A later row has a lease that began before that of an earlier row."""
+    RETRIED_TOO_EARLY = (
+        "retried_too_early"  # A failed job was to wait, and its next lease was due before it failed.
+    )
+    TIME_WENT_BACK = "time_went_back"  # A later row has a lease that began before that of an earlier row.
     DONE_WITH_ERROR = "done_with_error"
-    JOB_CHANGED = "job_changed"
-    """The queue or the key of a job changed, or the type of one without a key."""
-    RAN_AND_MERGED = "ran_and_merged"
-    """Merged into another job although it was not blocked: it had run before."""
-    LOST_JOB = "lost_job"
-    """Its last state is not terminal and the store does not have it."""
-    STORE_CONTRADICTS_LOG = "store_contradicts_log"
-    """The store is behind what the log says had happened before."""
-    DIED_TOO_EARLY = "died_too_early"
-    """An expired lease ended the job, and its executions were not used up."""
+    JOB_CHANGED = "job_changed"  # The queue or the key of a job changed, or the type of one without a key.
+    RAN_AND_MERGED = (
+        "ran_and_merged"  # Merged into another job although it was not blocked: it had run before.
+    )
+    LOST_JOB = "lost_job"  # Its last state is not terminal and the store does not have it.
+    STORE_CONTRADICTS_LOG = (
+        "store_contradicts_log"  # The store is behind what the log says had happened before.
+    )
+    DIED_TOO_EARLY = "died_too_early"  # An expired lease ended the job, and its executions were not used up.
     TOO_MANY_EXECUTIONS = "too_many_executions"
     DONE_WITHOUT_ROW = "done_without_row"
-    LEFT_WAITING = "left_waiting"
-    """Due for longer than the limit that was asked for, and nobody claimed it."""
+    LEFT_WAITING = "left_waiting"  # Due for longer than the limit that was asked for, and nobody claimed it.
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,80 +69,3 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     other_fence: int | None
     at: datetime | None
     text: str
-
-
-CLOCK_SLACK_SECONDS = 5
-"""The largest difference between the clocks of two callers, in seconds, for calls whose order the log does not tell. Far more
-than the error of a sampled backend clock, and far less than a lease."""
-
-_NAME = re.compile(r"\{([\w.]+)\}")
-
-
-class Rule(NamedTuple):
-    """Broken by a row where its condition is true. The row must have source, queue, job_id and fence. Its fields but for kind and
-    text are SQL."""
-
-    kind: Kind
-    # What is said of the job, with a {name} for every value: a column of the row, or `at`, the instant of the violation.
-    text: str
-    # Empty: the column of the kind's name.
-    condition: str = ""
-    at: str = "ended_at"
-    other_job_id: str = "NULL"
-    other_fence: str = "NULL"
-
-
-def rules(sentences: Mapping[Kind, str], *, at: str = "ended_at", other_fence: str = "NULL") -> list[Rule]:
-    return [Rule(kind, text, at=at, other_fence=other_fence) for kind, text in sentences.items()]
-
-
-def query(name: str, parameters: Mapping[str, object], **tables: DataFrame) -> DataFrame:
-    """Run the SQL of a file beside this one over these tables."""
-    spark = next(iter(tables.values())).sparkSession
-    known = {"slack": CLOCK_SLACK_SECONDS} | dict(parameters)
-    return spark.sql(files(__package__).joinpath(f"{name}.sql").read_text("utf-8"), known, **tables)
-
-
-def broken(rows: DataFrame, *rules: Rule) -> DataFrame:
-    """Return one violation for every rule that a row breaks, in one pass over the rows."""
-    # Almost no row breaks a rule. The rows that do are found before any sentence is made.
-    conditions = [F.expr(rule.condition or str(rule.kind)) for rule in rules]
-    suspects = rows.where(reduce(or_, (F.coalesce(one, F.lit(False)) for one in conditions)))
-    findings = F.array(*map(F.when, conditions, map(_finding, rules)))
-    found = suspects.select(F.explode(F.array_compact(findings)).alias("finding"))
-    return found.select(*(f"finding.{name}" for name in Violation.__struct_fields__))
-
-
-def _finding(rule: Rule) -> Column:
-    return F.struct(
-        F.lit(str(rule.kind)).alias("kind"),
-        *("source", "queue", "job_id", "fence"),
-        F.expr(rule.other_job_id).cast("string").alias("other_job_id"),
-        F.expr(rule.other_fence).cast("bigint").alias("other_fence"),
-        F.expr(rule.at).alias("at"),
-        _sentence("job {job_id} " + rule.text, rule.at).alias("text"),
-    )
-
-
-def _sentence(text: str, at: str) -> Column:
-    """Instants are written as in ISO 8601, a missing value as `none`."""
-    names = [at if name == "at" else name for name in _NAME.findall(text)]
-    columns = (F.coalesce(F.expr(name).cast("string"), F.lit("none")) for name in names)
-    return F.format_string(_NAME.sub("%s", text), *columns)
-
-
-# -- leases ---------------------------------------------------------------------------------------------------------
-
-
-def is_leased() -> Column:
-    """True for rows with a lease. Rows of jobs that were cancelled or merged while waiting, or requeued, have none."""
-    return F.col("reserved_at").isNotNull() & F.col("lease_expires_at").isNotNull()
-
-
-def valid_until() -> Column:
-    """Return the end of the lease's validity. It is valid from reserved_at up to, not including, this instant."""
-    return F.least("ended_at", "lease_expires_at")
-
-
-def clock_slack() -> Column:
-    return F.expr(f"INTERVAL {CLOCK_SLACK_SECONDS} SECONDS")

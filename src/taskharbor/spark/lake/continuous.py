@@ -12,8 +12,8 @@ from taskharbor.lake.delta import Lake, LakeChanged
 from taskharbor.lake.upkeep import compact, vacuum
 from taskharbor.spark.lake.run import RunSummary
 
+# Runs with rows. At ten seconds, a date then has at most some hundred small files in each table.
 UPKEEP_EVERY = 60
-"""Runs with rows. At ten seconds, a date then has at most some hundred small files in each table."""
 
 
 def run_at_intervals(

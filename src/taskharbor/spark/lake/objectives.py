@@ -27,8 +27,8 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     name: str
     kind: Literal["wait", "run", "success"]
+    # None: all queues together.
     queue: str | None = None
-    """None: all queues together."""
     type: str | None = None
     threshold_ms: float | None = None
     target: float = 0.99

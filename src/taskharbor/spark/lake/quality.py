@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from taskharbor.bulk.tables import ATTEMPTS
 from taskharbor.jobs import JobState, Outcome
 from taskharbor.lake.delta import Snapshot, Table
-from taskharbor.lake.files import File, read_files
+from taskharbor.lake.files import File, counted
 from taskharbor.spark.lake.frames import read
 
 COPY = "a row with this number is there already"
+# Reasons, each with the condition of a row that it is true of. The first one counts.
 CHECKS: dict[str, str] = {
     **{f"{one.name} is missing": f"{one.name} IS NULL" for one in ATTEMPTS if not one.nullable},
     COPY: "is_copy",
@@ -26,7 +26,6 @@ CHECKS: dict[str, str] = {
     "unknown outcome": f"outcome NOT IN {tuple(str(one) for one in Outcome)}",
     "unknown state": f"state NOT IN {tuple(str(one) for one in JobState)}",
 }
-"""Reasons, each with the condition of a row that it is true of. The first one counts."""
 
 
 def passing(rows: DataFrame, *, is_unique: bool) -> DataFrame:
@@ -50,11 +49,7 @@ def _with_copies(rows: DataFrame, is_unique: bool) -> DataFrame:
 
 def reasons(table: Table, files: Sequence[File] | None = None) -> Counter[str]:
     """Count the rows in quarantine by reason: those of these files, or all."""
-    found: Counter[str] = Counter()
-    chosen = table.files() if files is None else files
-    for batch in read_files(chosen, table.place, table.name, ["reason"]):
-        found.update({one["values"]: one["counts"] for one in pc.value_counts(batch["reason"]).to_pylist()})
-    return found
+    return counted(table.files() if files is None else files, table.place, table.name, "reason")
 
 
 def whole_log(spark: SparkSession, snapshot: Snapshot) -> tuple[DataFrame, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,8 +23,8 @@ from taskharbor.spark.lake import gold, silver
 from taskharbor.spark.lake.frames import declared, read
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, summed_objectives
 
+# The rows that a table gets, and the files that they replace.
 Rewritten: TypeAlias = tuple[DataFrame | None, list[File]]
-"""The rows that a table gets, and the files that they replace."""
 
 
 class Again:
@@ -32,14 +33,8 @@ class Again:
     def __init__(self, spark: SparkSession, lake: Lake, record: RunRecord) -> None:
         self.spark, self.lake, self.record, self.dates = spark, lake, record, set(record.dates)
         self.computing: dict[str, Callable[[Table], Rewritten]] = {
-            "silver.attempts": lambda table: (
-                silver.silver_attempts(self._rows(self.dates)),
-                self._of(table),
-            ),
-            "quarantine.attempts": lambda table: (
-                silver.quarantined(self._rows(self.dates)),
-                self._of(table),
-            ),
+            "silver.attempts": partial(self._of_dates, silver.silver_attempts),
+            "quarantine.attempts": partial(self._of_dates, silver.quarantined),
             "silver.lifecycles": self._lifecycles,
             "gold.minutes": self._minutes,
             "gold.workers": self._workers,
@@ -54,6 +49,9 @@ class Again:
         """Rows of bronze that ended on these dates."""
         bronze = self.lake.table(BRONZE)
         return read(self.spark, bronze, bronze.files(dates)).where(F.col("run") <= self.record.run)
+
+    def _of_dates(self, make: Callable[[DataFrame], DataFrame], table: Table) -> Rewritten:
+        return make(self._rows(self.dates)), self._of(table)
 
     def _lifecycles(self, table: Table) -> Rewritten:
         lives = self._rows(self.dates).select(*silver.LIFE).distinct()

@@ -309,9 +309,10 @@ def heat_chart(width: float, buckets: Buckets, series: Sequence[Series], *, unit
 
 def range_chart(width: float, times: Sequence[RunTimes]) -> Chart:
     """A dot at the median, a bar to the 95th and a thin line to the 99th percentile, on a logarithmic scale."""
-    rows = [(one.type, " · ".join(map(duration, (one.p50_us, one.p95_us, one.p99_us)))) for one in times]
+    spans = [(one.run_p50_us, one.run_p95_us, one.run_p99_us) for one in times]
+    rows = [(one.type, " · ".join(map(duration, span))) for one, span in zip(times, spans, strict=True)]
     chart, middles = _row_chart(width, Buckets(0, 1, 1), rows, 28, "p50 · p95 · p99")
-    ticks = log_ticks(min(one.p50_us for one in times), max(one.p99_us for one in times))
+    ticks = log_ticks(min(span[0] for span in spans), max(span[2] for span in spans))
     first, last = (math.log(max(tick.at, 1e-9)) for tick in (ticks[0], ticks[-1]))
 
     def x(value: float) -> float:
@@ -320,8 +321,8 @@ def range_chart(width: float, times: Sequence[RunTimes]) -> Chart:
     chart.labels(ticks, [x(tick.at) for tick in ticks])
     for tick in ticks:
         chart.line(x(tick.at), chart.top, x(tick.at), chart.bottom, "grid")
-    for one, (_, note), y in zip(times, rows, middles, strict=True):
-        p50, p95, p99 = x(one.p50_us), x(one.p95_us), x(one.p99_us)
+    for one, span, (_, note), y in zip(times, spans, rows, middles, strict=True):
+        p50, p95, p99 = map(x, span)
         chart.line(p50, y, p99, y, "done line")
         chart.add("rect", "p95 fill", x=p50, y=y - 4, width=max(2, p95 - p50), height=8, rx=2)
         chart.line(p99, y - 4, p99, y + 4, "done line")

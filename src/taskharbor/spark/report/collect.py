@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import reduce
-from typing import Any, TypeAlias
+from itertools import accumulate
+from operator import add, sub
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -28,8 +31,9 @@ OTHER_QUEUES = "other queues"
 FINE_WORKERS = 12 * HOUR
 
 Read: TypeAlias = Callable[[str], DataFrame]
-# Label of a queue -> name of a count -> a number per bucket.
+# Name of a count -> label of a queue -> a number per bucket.
 Movements: TypeAlias = dict[str, dict[str, list[int]]]
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 def collect(
@@ -56,8 +60,7 @@ def collect(
     waiting = _waiting_in(spark, url) if url else _waiting_at_run(snapshot)
     waiting_at = made_at if url else to_micros(datetime.fromisoformat(snapshot.record.at))
     if row.first is None:
-        nothing = data.ReportData(sources=[], start_us=0, bucket_us=1, buckets=0, made_at_us=made_at)
-        return msgspec.structs.replace(nothing, waiting=waiting, waiting_at_us=waiting_at)
+        return data.ReportData(made_at_us=made_at, waiting=waiting, waiting_at_us=waiting_at)
     buckets = _buckets(read, row.first, row.last + HOUR - 1)
     by_queue = read("gold.hours").groupBy("queue").agg(F.sum("starts").alias("starts"))
     busiest = by_queue.orderBy(F.desc("starts"), "queue").limit(QUEUES_SHOWN).collect()
@@ -70,21 +73,16 @@ def collect(
     durations = queries.durations(read("gold.hours")).collect()
     workers, number_of_workers, worker_step = _workers(read, buckets)
     objectives, objective_step = _objectives(read("gold.objectives"), buckets)
-    leases = counts.pop("leases")
+    leases: dict[str, int] = counts["leases"]
     overall: dict[str, Any] = next((one.asDict() for one in durations if one.type is None), {})
-    times = ("wait_p50_us", "wait_p95_us", "wait_p99_us", "run_p50_us", "run_p95_us")
     (peak,) = queries.busiest_minute(read("gold.minutes")).collect()
-    totals = data.Totals(
-        **counts,
-        **{name: leases[name] for name in ("retried", "expired", "released")},
-        **{name: value for name, value in overall.items() if name in times},
-        queues=row.queues,
-        workers=number_of_workers,
-        busiest_queue=busiest[0].queue if busiest[0].starts else None,
-        busiest_executions=busiest[0].starts,
-        busiest_minute_us=peak.minute_us if peak.completions else None,
-        busiest_minute_completions=peak.completions or 0,
-    )
+    others = {
+        "queues": row.queues,
+        "workers": number_of_workers,
+        "busiest_queue": busiest[0].queue if busiest[0].starts else None,
+        "busiest_executions": busiest[0].starts,
+    }
+    totals = msgspec.convert({**leases, **overall, **counts, **peak.asDict(), **others}, data.Totals)
     return data.ReportData(
         sources=row.sources,
         start_us=buckets.start_us,
@@ -94,19 +92,17 @@ def collect(
         verdict=None if audit is None else _verdict(audit, totals.executions),
         totals=totals,
         flow=_flow(movements, buckets),
-        backlog=_backlog(movements, read("gold.queue_minutes"), label),
+        backlog=_queues(movements, read("gold.queue_minutes"), label, buckets.bucket_us),
         wait=_waits(read, buckets),
         run_times=_run_times(durations),
-        concurrency=_concurrency(movements, read("gold.queue_minutes"), label, buckets.bucket_us),
         workers=workers,
         worker_bucket_us=worker_step,
-        workers_left_out=number_of_workers - len(workers),
-        errors=msgspec.convert(_rows(queries.errors(read("gold.errors"))), list[data.ErrorGroup]),
+        errors=_found(queries.errors(read("gold.errors")), data.ErrorGroup),
         # The log does not tell jobs cancelled while running from those cancelled while waiting: they are the rest.
         lease_ends=leases | {"cancelled": max(0, totals.executions - sum(leases.values()))},
         job_ends={state: counts[state] for state in ("done", "dead", "cancelled", "open")},
-        slowest=msgspec.convert(_rows(queries.slowest(lifecycles)), list[data.JobLine]),
-        most_tried=msgspec.convert(_rows(queries.most_tried(lifecycles)), list[data.JobLine]),
+        slowest=_found(queries.slowest(lifecycles), data.JobLine),
+        most_tried=_found(queries.most_tried(lifecycles), data.JobLine),
         objectives=objectives,
         objective_bucket_us=objective_step,
         waiting=waiting,
@@ -126,8 +122,7 @@ def _waiting_in(spark: SparkSession, url: str) -> list[data.Waiting]:
         reader.option("state", state.value).load().select("queue", "type", "state", "run_at")
         for state in _WAITING
     ]
-    rows = queries.waiting(reduce(DataFrame.unionByName, jobs)).limit(queries.TYPES_SHOWN * 2)
-    return msgspec.convert(_rows(rows), list[data.Waiting])
+    return _found(queries.waiting(reduce(DataFrame.unionByName, jobs)), data.Waiting)
 
 
 def _waiting_at_run(snapshot: Snapshot) -> list[data.Waiting]:
@@ -165,64 +160,45 @@ def _movements(read: Read, buckets: data.Buckets, label: Column) -> Movements:
         arrived = gold.arrival_cells(read("silver.lifecycles"), buckets.bucket_us)
         tallies = gold.attempt_cells(tallies, buckets.bucket_us).unionByName(arrived)
     rows = queries.movements(tallies, buckets, label).collect()
-    found: Movements = {row.label: {name: [0] * buckets.number for name in queries.COUNTED} for row in rows}
-    for row in rows:
-        for name, values in found[row.label].items():
-            values[row["index"]] = row[name]
-
-    def order(label: str) -> tuple[bool, int, str]:
-        return label == OTHER_QUEUES, -sum(found[label]["completions"]), label
-
-    return {label: found[label] for label in sorted(found, key=order)}
+    found = {name: _by_label(rows, buckets, name, 0) for name in queries.COUNTED}
+    done = {label: sum(numbers) for label, numbers in found["completions"].items()}
+    order = sorted(done, key=lambda label: (label == OTHER_QUEUES, -done[label], label))
+    return {name: {label: numbers[label] for label in order} for name, numbers in found.items()}
 
 
 def _flow(movements: Movements, buckets: data.Buckets) -> data.Flow:
     def total(name: str) -> list[int]:
-        return [sum(counts[name][index] for counts in movements.values()) for index in range(buckets.number)]
+        return [sum(numbers[n] for numbers in movements[name].values()) for n in range(buckets.number)]
 
     return data.Flow(**{name: total(name) for name in data.Flow.__struct_fields__})
 
 
-def _backlog(movements: Movements, minutes: DataFrame, label: Column) -> list[data.Backlog]:
-    """Counted back from the end, which is known even if the beginning of the history was dropped."""
-    ends = minutes.groupBy("source", "queue").agg(F.max_by("waiting", "minute").alias("waiting"))
-    rows = ends.groupBy(label.alias("label")).agg(F.sum("waiting").alias("waiting")).collect()
-    last = {row.label: row.waiting for row in rows}
-    shown = []
-    for queue, counts in movements.items():
-        came_and_went = zip(counts["arrivals"], counts["requeues"], counts["finished"], strict=True)
-        changes = [arrived + requeued - finished for arrived, requeued, finished in came_and_went]
-        waiting = last.get(queue, 0) - sum(changes)
-        heights = [max(0.0, float(waiting := waiting + change)) for change in changes]
-        shown.append(data.Backlog(queue=queue, waiting=heights))
-    return shown
-
-
-def _concurrency(
-    movements: Movements, minutes: DataFrame, label: Column, step: Micros
-) -> list[data.Concurrency]:
-    """Leases held in buckets of `step`, with W as it was last; queues with a limit first."""
-    last = minutes.groupBy("source", "queue").agg(F.max_by("max_inflight", "minute").alias("limit"))
-    numbers = (F.count("*").alias("queues"), F.max("limit").alias("limit"))
-    rows = last.groupBy(label.alias("label")).agg(*numbers).collect()
-    # Queues of several stores that share a name have no common limit to draw.
-    limits = {row.label: row.limit for row in rows if row.queues == 1}
-    shown = []
-    for queue, counts in movements.items():
-        running = [busy / step for busy in counts["busy_us"]]
-        shown.append(data.Concurrency(queue=queue, running=running, limit=limits.get(queue)))
-    return sorted(shown, key=lambda one: one.limit is None)
+def _queues(movements: Movements, minutes: DataFrame, label: Column, step: Micros) -> list[data.QueueLoad]:
+    """Backlogs counted back from the end, which is known even if the beginning of the history was dropped; leases held in buckets
+    of `step`, with W as it was last."""
+    ends = {row.label: (row.waiting, row.limit) for row in queries.queue_ends(minutes, label).collect()}
+    found = []
+    for queue, arrived in movements["arrivals"].items():
+        requeued, finished = movements["requeues"][queue], movements["finished"][queue]
+        changes = list(map(sub, map(add, arrived, requeued), finished))
+        last, limit = ends.get(queue, (0, None))
+        heights = list(accumulate(changes, initial=last - sum(changes)))[1:]
+        waiting = [max(0.0, float(height)) for height in heights]
+        running = [busy / step for busy in movements["busy_us"][queue]]
+        found.append(data.QueueLoad(queue=queue, waiting=waiting, running=running, limit=limit))
+    return found
 
 
 def _waits(read: Read, buckets: data.Buckets) -> data.Percentiles:
     cells = read(buckets.origin)
     if buckets.origin == "silver.attempts":
         cells = gold.gold_minutes([gold.attempt_cells(cells, buckets.bucket_us)])
-    found: dict[str, list[float | None]] = {name: [None] * buckets.number for name in ("p50", "p95", "p99")}
-    for row in queries.waits(cells, buckets).collect():
-        for name, values in found.items():
-            values[row["index"]] = row[f"wait_{name}_us"]
-    return data.Percentiles(**found)
+    rows = {row["index"]: row for row in queries.waits(cells, buckets).collect()}
+
+    def values(name: str) -> list[float | None]:
+        return [rows[n][f"wait_{name}_us"] if n in rows else None for n in range(buckets.number)]
+
+    return data.Percentiles(**{name: values(name) for name in data.Percentiles.__struct_fields__})
 
 
 def _workers(read: Read, buckets: data.Buckets) -> tuple[list[data.WorkerLoad], int, Micros]:
@@ -238,7 +214,7 @@ def _workers(read: Read, buckets: data.Buckets) -> tuple[list[data.WorkerLoad], 
     else:
         cells = buckets.coarser(HOUR, CELLS_SHOWN)
         held = read("gold.workers").where(is_shown)
-    load = _by_name(queries.loads(held, cells).collect(), names, cells)
+    load = _by_label(queries.loads(held, cells).collect(), cells)
     executions = {row.worker: row.executions for row in busiest}
     shown = [data.WorkerLoad(worker=name, executions=executions[name], load=load[name]) for name in names]
     return shown, number, cells.bucket_us
@@ -247,17 +223,19 @@ def _workers(read: Read, buckets: data.Buckets) -> tuple[list[data.WorkerLoad], 
 def _objectives(hours: DataFrame, buckets: data.Buckets) -> tuple[list[data.ObjectiveFigures], Micros]:
     """Objectives that were missed most, and the length of the buckets of their burn rates."""
     cells = buckets.coarser(HOUR, CELLS_SHOWN)
-    worst = _rows(queries.worst_objectives(hours))
-    names = [row["name"] for row in worst]
+    worst = [row.asDict() for row in queries.worst_objectives(hours).collect()]
+    names = [one["name"] for one in worst]
     rates = queries.burn_rates(hours.where(F.col("objective").isin(names)), cells).collect() if names else []
-    burn = _by_name(rates, names, cells)
-    return [data.ObjectiveFigures(**row, burn=burn[row["name"]]) for row in worst], cells.bucket_us
+    burn = _by_label(rates, cells)
+    return [data.ObjectiveFigures(**one, burn=burn[one["name"]]) for one in worst], cells.bucket_us
 
 
-def _by_name(rows: Iterable[Row], names: Iterable[str], cells: data.Buckets) -> dict[str, list[float | None]]:
-    found: dict[str, list[float | None]] = {name: [None] * cells.number for name in names}
+def _by_label(
+    rows: Iterable[Row], buckets: data.Buckets, column: str = "value", empty: Any = None
+) -> defaultdict[str, list[Any]]:
+    found: defaultdict[str, list[Any]] = defaultdict(lambda: [empty] * buckets.number)
     for row in rows:
-        found[row.name][row["index"]] = row.value
+        found[row.label][row["index"]] = row[column]
     return found
 
 
@@ -272,13 +250,10 @@ def _verdict(audit: AuditResult, leases: int) -> data.Verdict:
 
 def _run_times(durations: Sequence[Row]) -> list[data.RunTimes]:
     """Slowest first."""
-    found = []
-    for row in durations:
-        if row.type is not None and row.run_p50_us is not None:
-            times = {f"{name}_us": row[f"run_{name}_us"] for name in ("p50", "p95", "p99")}
-            found.append(data.RunTimes(type=row.type, executions=row.executions, **times))
-    return sorted(found, key=lambda one: (-one.p95_us, one.type))
+    rows = [row.asDict() for row in durations if row.type is not None and row.run_p50_us is not None]
+    found = msgspec.convert(rows, list[data.RunTimes])
+    return sorted(found, key=lambda one: (-one.run_p95_us, one.type))
 
 
-def _rows(frame: DataFrame) -> list[dict[str, Any]]:
-    return [row.asDict() for row in frame.collect()]
+def _found(frame: DataFrame, kind: type[T]) -> list[T]:
+    return msgspec.convert([row.asDict() for row in frame.collect()], list[kind])  # type: ignore[valid-type]

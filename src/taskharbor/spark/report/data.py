@@ -136,17 +136,12 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     p99: list[float | None] = []
 
 
-class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of a queue that existed and had not ended at the end of each bucket."""
+class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """`waiting`: jobs that existed and had not ended at the end of each bucket. `running`: time-weighted mean of the leases held
+    per bucket. `limit` is W, if the queue has one."""
 
     queue: str
     waiting: list[float]
-
-
-class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
-    """Time-weighted mean of the leases held per bucket. `limit` is W, if the queue has one."""
-
-    queue: str
     running: list[float]
     limit: int | None = None
 
@@ -156,9 +151,9 @@ class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
 
     type: str
     executions: int
-    p50_us: float
-    p95_us: float
-    p99_us: float
+    run_p50_us: float
+    run_p95_us: float
+    run_p99_us: float
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,24 +215,23 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of the report. `sources` names the stores without secrets; `verdict` is None without an audit.
 
-    `lease_ends` counts the rows of the log that had a lease by outcome, `job_ends` the jobs by state.
+    `lease_ends` counts the rows of the log that had a lease by outcome, `job_ends` the jobs by state. The jobs of `waiting` were
+    counted at `waiting_at_us`.
     """
 
-    sources: list[str]
-    start_us: Micros
-    bucket_us: Micros
-    buckets: int
+    sources: list[str] = []
+    start_us: Micros = 0
+    bucket_us: Micros = 1
+    buckets: int = 0
     made_at_us: Micros
     verdict: Verdict | None = None
     totals: Totals = Totals()
     flow: Flow = Flow()
-    backlog: list[Backlog] = []
+    backlog: list[QueueLoad] = []
     wait: Percentiles = Percentiles()
     run_times: list[RunTimes] = []
-    concurrency: list[Concurrency] = []
     workers: list[WorkerLoad] = []
     worker_bucket_us: Micros = 1
-    workers_left_out: int = 0
     errors: list[ErrorGroup] = []
     lease_ends: dict[str, int] = {}
     job_ends: dict[str, int] = {}
@@ -246,14 +240,18 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     objectives: list[ObjectiveFigures] = []
     objective_bucket_us: Micros = 1
     waiting: list[Waiting] = []
-    waiting_at_us: Micros | None = None
-    """When the jobs that wait were counted."""
+    waiting_at_us: Micros = 0
     quarantined: int = 0
 
     @property
     def timeline(self) -> Buckets:
         """Buckets of all lists without a bucket length of their own."""
         return Buckets(self.start_us, self.bucket_us, self.buckets)
+
+    @property
+    def concurrency(self) -> list[QueueLoad]:
+        """The queues, those with a limit first."""
+        return sorted(self.backlog, key=lambda one: one.limit is None)
 
     @property
     def total_backlog(self) -> list[float]:
@@ -265,11 +263,7 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
         """How many jobs wait, in one sentence."""
         ready, later = (sum(getattr(one, name) for one in self.waiting) for name in ("ready", "later"))
         due = min((one.due_us for one in self.waiting if one.due_us is not None), default=None)
-        age = (
-            ""
-            if due is None
-            else f"; the first has been due for {duration((self.waiting_at_us or due) - due)}"
-        )
+        age = "" if due is None else f"; the first has been due for {duration(self.waiting_at_us - due)}"
         return (
             f"{plural(ready, 'job')} ready to run{age}. {count(later)} not due yet or blocked by their key."
         )

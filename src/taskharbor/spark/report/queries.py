@@ -25,29 +25,31 @@ MESSAGE_CHARS = 500
 
 def movements(tallies: DataFrame, buckets: Buckets, label: Column) -> DataFrame:
     """(label, index, COUNTED...) from tallies, gold minutes or gold hours."""
-    rows = tallies.select(label.alias("label"), _index(_time(tallies), buckets), *COUNTED)
-    sums = rows.groupBy("label", "index").agg(*(F.sum(name).alias(name) for name in COUNTED))
-    return sums.where(_is_inside(buckets))
+    return _by_bucket(tallies, buckets, label, *(F.sum(name).alias(name) for name in COUNTED))
 
 
 def waits(cells: DataFrame, buckets: Buckets) -> DataFrame:
     """(index, wait_p50_us, wait_p95_us, wait_p99_us) from the sketches of gold minutes or hours, over all queues."""
-    by_bucket = cells.groupBy(_index(_time(cells), buckets)).agg(*merged_sketches())
-    return by_bucket.select("index", *interpolated("wait")).where(_is_inside(buckets))
+    return _by_bucket(cells, buckets, F.lit(""), *merged_sketches()).select("index", *interpolated("wait"))
 
 
 def loads(workers: DataFrame, buckets: Buckets) -> DataFrame:
-    """(name, index, value): the mean number of leases that a worker held in a bucket."""
-    by_bucket = workers.groupBy(F.col("worker").alias("name"), _index(F.col("hour"), buckets))
+    """(label, index, value): the mean number of leases that a worker held in a bucket."""
     mean = F.sum("busy_us") / F.lit(buckets.bucket_us)
-    return by_bucket.agg(mean.alias("value")).where(_is_inside(buckets))
+    return _by_bucket(workers, buckets, F.col("worker"), mean.alias("value"))
 
 
 def burn_rates(objectives: DataFrame, buckets: Buckets) -> DataFrame:
-    """(name, index, value): how fast an objective used up its allowed share of misses."""
+    """(label, index, value): how fast an objective used up its allowed share of misses."""
     rate = F.sum("bad") / F.sum("total") / (F.lit(1.0) - F.max("target"))
-    by_bucket = objectives.groupBy(F.col("objective").alias("name"), _index(F.col("hour"), buckets))
-    return by_bucket.agg(rate.alias("value")).where(_is_inside(buckets))
+    return _by_bucket(objectives, buckets, F.col("objective"), rate.alias("value"))
+
+
+def _by_bucket(rows: DataFrame, buckets: Buckets, label: Column, *values: Column) -> DataFrame:
+    since = F.unix_micros("minute" if "minute" in rows.columns else "hour") - F.lit(buckets.start_us)
+    index = F.floor(since / F.lit(buckets.bucket_us)).cast("long")
+    found = rows.groupBy(label.alias("label"), index.alias("index")).agg(*values)
+    return found.where(F.col("index").between(0, buckets.number - 1))
 
 
 # -- over the whole history ---------------------------------------------------------------------------------------
@@ -86,10 +88,22 @@ def errors(gold: DataFrame) -> DataFrame:
 
 
 def busiest_minute(minutes: DataFrame) -> DataFrame:
-    """One row: the minute with most completions over all queues, and their number."""
+    """One row with fields of `Totals`: the minute with most completions over all queues, and their number."""
     sums = minutes.groupBy("minute").agg(F.sum("completions").alias("completions"))
     highest = F.max(F.struct("completions", (-F.unix_micros("minute")).alias("earlier"))).alias("one")
-    return sums.agg(highest).selectExpr("one.completions", "-one.earlier AS minute_us")
+    return sums.agg(highest).selectExpr(
+        "coalesce(one.completions, 0) AS busiest_minute_completions",
+        "IF(one.completions > 0, -one.earlier, NULL) AS busiest_minute_us",
+    )
+
+
+def queue_ends(minutes: DataFrame, label: Column) -> DataFrame:
+    """(label, waiting, limit) of the last minutes of queues."""
+    newest = [F.max_by(name, "minute").alias(name) for name in ("waiting", "max_inflight")]
+    last = minutes.groupBy("source", "queue").agg(*newest)
+    # Queues of several stores that share a name have no common limit to draw.
+    limit = F.when(F.count("*") == 1, F.max("max_inflight")).alias("limit")
+    return last.groupBy(label.alias("label")).agg(F.sum("waiting").alias("waiting"), limit)
 
 
 def waiting(jobs: DataFrame) -> DataFrame:
@@ -98,7 +112,7 @@ def waiting(jobs: DataFrame) -> DataFrame:
     counts = (F.count_if(is_ready).alias("ready"), F.count_if(~is_ready).alias("later"))
     due = F.unix_micros(F.min(F.when(is_ready, F.col("run_at")))).alias("due_us")
     found = jobs.groupBy("queue", "type").agg(*counts, due)
-    return found.orderBy(F.desc(F.col("ready") + F.col("later")), "queue", "type")
+    return found.orderBy(F.desc(F.col("ready") + F.col("later")), "queue", "type").limit(TYPES_SHOWN * 2)
 
 
 def slowest(lifecycles: DataFrame) -> DataFrame:
@@ -114,7 +128,7 @@ def most_tried(lifecycles: DataFrame) -> DataFrame:
 
 
 def worst_objectives(objectives: DataFrame) -> DataFrame:
-    """(name, queue, total, bad) of the objectives that were missed most."""
+    """Fields of `ObjectiveFigures`, of the objectives that were missed most."""
     sums = objectives.groupBy(F.col("objective").alias("name")).agg(
         F.coalesce(F.first("queue"), F.lit("all queues")).alias("queue"),
         F.sum("total").alias("total"),
@@ -138,8 +152,8 @@ def _job_lines(lifecycles: DataFrame) -> DataFrame:
     )
 
 
+# Up to so many values, each can be told by its rank.
 FEW = 100
-"""Up to so many values, each can be told by its rank."""
 
 
 def interpolated(metric: str) -> list[Column]:
@@ -168,16 +182,3 @@ def interpolated(metric: str) -> list[Column]:
     known = F.kll_sketch_get_quantile_bigint(sketch, F.array(*map(F.lit, ranks)))
     found = F.when(number > 0, F.transform(F.array(known), each)[0])
     return [found.getItem(n).alias(f"{metric}_p{percent}_us") for n, percent in enumerate(PERCENTS)]
-
-
-def _time(cells: DataFrame) -> Column:
-    return F.col("minute" if "minute" in cells.columns else "hour")
-
-
-def _index(instant: Column, buckets: Buckets) -> Column:
-    since = F.unix_micros(instant) - F.lit(buckets.start_us)
-    return F.floor(since / F.lit(buckets.bucket_us)).cast("long").alias("index")
-
-
-def _is_inside(buckets: Buckets) -> Column:
-    return F.col("index").between(0, buckets.number - 1)

@@ -118,10 +118,10 @@ def objectives(data: ReportData) -> Section:
 
 def run_time(data: ReportData) -> Section:
     """Percentiles of the run time, by type."""
-    slowest = max(data.run_times, key=lambda one: one.p95_us)
+    slowest = max(data.run_times, key=lambda one: one.run_p95_us)
     lede = (
         "Median, 95th and 99th percentile of the time a lease was held, by type. "
-        f"The slowest is {slowest.type}: one in twenty took {duration(slowest.p95_us)} or more."
+        f"The slowest is {slowest.type}: one in twenty took {duration(slowest.run_p95_us)} or more."
     )
     return Section("Run time", lede, [Figure([partial(charts.range_chart, times=data.run_times)])])
 
@@ -142,8 +142,8 @@ def workers(data: ReportData) -> Section:
     """Leases held at once by each worker."""
     series = [Series("", one.worker, one.load, plural(one.executions, "execution")) for one in data.workers]
     lede = "How many jobs each worker held at once, on average."
-    if data.workers_left_out:
-        lede += f" The busiest {len(series)}; {plural(data.workers_left_out, 'other')} are left out."
+    if (left_out := data.totals.workers - len(series)) > 0:
+        lede += f" The busiest {len(series)}; {plural(left_out, 'other')} are left out."
     cells = _cells(data, data.worker_bucket_us, series)
     draw = partial(charts.heat_chart, buckets=cells, series=series, unit="jobs at once")
     return Section("Workers", lede, [Figure([draw])])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
@@ -22,18 +23,12 @@ from taskharbor.drivers.urls import Reader, choice, whole
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobState, Micros, to_micros
 from taskharbor.spark.session import require_shared_store
+from taskharbor.spark.source.writing import ENQUEUE, JobWriter, TriageWriter, mode_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
-
-_DEFAULT_PARALLELISM: dict[Table, int] = {
-    "attempts": 8,
-    # Jobs move between tables while they are read: one part is one snapshot.
-    "jobs": 1,
-    "queues": 1,
-}
 
 
 class TaskHarborDataSource(DataSource):
@@ -51,14 +46,20 @@ class TaskHarborDataSource(DataSource):
         # Spark asks for this first, when the DataFrame is made, so wrong options are reported here.
         return read_options(self.options).schema()
 
-    def reader(self, schema: StructType) -> TaskHarborReader:
+    def _reading(self, schema: StructType) -> ReadOptions:
+        """Raise InvalidRequest for a schema that somebody else made."""
         options = read_options(self.options)
-        options.check(schema)
-        return TaskHarborReader(options)
+        if schema != options.schema():
+            raise InvalidRequest(
+                f"the table {options.table} has a schema of its own: leave out .schema(...), and select and cast afterwards"
+            )
+        return options
+
+    def reader(self, schema: StructType) -> TaskHarborReader:
+        return TaskHarborReader(self._reading(schema))
 
     def streamReader(self, schema: StructType) -> TaskHarborStreamReader:
-        options = read_options(self.options)
-        options.check(schema)
+        options = self._reading(schema)
         if options.table != "attempts":
             raise InvalidRequest(
                 f"the table {options.table} cannot be read as a stream, because its rows change: read the stream of attempts, "
@@ -67,29 +68,28 @@ class TaskHarborDataSource(DataSource):
         return TaskHarborStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from taskharbor.spark.source.writing import batch_writer
-
-        return batch_writer(self.options, schema, overwrite)
+        """Every row becomes a job, or is an id of a job to requeue, cancel or purge."""
+        mode, columns = mode_of(self.options, overwrite=overwrite), schema.fieldNames()
+        if mode == ENQUEUE:
+            return JobWriter(self.options, columns, is_stream=False)
+        return TriageWriter(self.options["url"], mode, columns)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from taskharbor.spark.source.writing import stream_writer
-
-        return stream_writer(self.options, schema, overwrite)
+        """Every row becomes a job, once per query and batch."""
+        if (mode := mode_of(self.options, overwrite=overwrite)) != ENQUEUE:
+            raise InvalidRequest(f"mode={mode!r} is for df.write; in a stream use foreachBatch")
+        return JobWriter(self.options, schema.fieldNames(), is_stream=True)
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """As they are given. The names of fields are those of options."""
+    """The names of fields are those of options."""
 
     url: str
     table: Table = "attempts"
-    queue: str | None = None
-    type: str | None = None
-    state: JobState | None = None
-    since: Micros | None = None
-    until: Micros | None = None
+    selection: Selection = Selection()
     parallelism: int | None = None
     startingOffsets: Literal["earliest", "latest"] = "earliest"
     maxRowsPerBatch: int | None = None
@@ -98,24 +98,12 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         return f"ReadOptions(table={self.table!r}, selection={self.selection!r})"
 
     @property
-    def selection(self) -> Selection:
-        return Selection(
-            queue=self.queue, type=self.type, state=self.state, since_us=self.since, until_us=self.until
-        )
-
-    @property
     def tasks(self) -> int:
-        return self.parallelism or _DEFAULT_PARALLELISM[self.table]
+        # Jobs move between tables while they are read: one part is one snapshot.
+        return self.parallelism or (8 if self.table == "attempts" else 1)
 
     def schema(self) -> StructType:
         return from_arrow_schema(SCHEMAS[self.table], prefer_timestamp_ntz=False)
-
-    def check(self, schema: StructType) -> None:
-        """Raise InvalidRequest for a schema that somebody else made."""
-        if schema != self.schema():
-            raise InvalidRequest(
-                f"the table {self.table} has a schema of its own: leave out .schema(...), and select and cast afterwards"
-            )
 
 
 def _instant(name: str, text: str) -> Micros:
@@ -128,6 +116,7 @@ def _instant(name: str, text: str) -> Micros:
     return to_micros(when if when.tzinfo is not None else when.replace(tzinfo=UTC))
 
 
+_SELECTING = {"queue": "queue", "type": "type", "state": "state", "since": "since_us", "until": "until_us"}
 _COUNT = whole(1, 2**31 - 1)
 _READERS: dict[str, Reader] = {
     **dict.fromkeys(("url", "queue", "type"), lambda name, text: text),
@@ -153,8 +142,9 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         )
     require_shared_store(given["url"])
     found = {name: read(name, given[name]) for name, read in _READERS.items() if name in given}
-    options = msgspec.convert(found, ReadOptions)
-    if options.table == "queues" and options.selection != Selection(queue=options.queue):
+    selecting = {field: found.pop(name) for name, field in _SELECTING.items() if name in found}
+    options = msgspec.convert({**found, "selection": selecting}, ReadOptions)
+    if options.table == "queues" and options.selection != Selection(queue=options.selection.queue):
         raise InvalidRequest("the table queues can be restricted by the option queue, and by nothing else")
     return options
 
@@ -182,8 +172,8 @@ class TaskHarborReader(DataSourceReader):
 # -- the attempt log as a stream -------------------------------------------------------------------------------------
 
 
+# As Spark writes it into the checkpoint, in JSON.
 Offset: TypeAlias = dict[Literal["cursor"], str]
-"""As Spark writes it into the checkpoint, in JSON."""
 
 
 class TaskHarborStreamReader(DataSourceStreamReader, streams.SupportsTriggerAvailableNow):
@@ -192,16 +182,13 @@ class TaskHarborStreamReader(DataSourceStreamReader, streams.SupportsTriggerAvai
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._opened: BulkStore | None = None
+        # The cursor at which a query with Trigger.AvailableNow ends, whatever is written meanwhile.
         self._target: str | None = None
-        """The cursor at which a query with Trigger.AvailableNow ends, whatever is written meanwhile."""
 
-    @property
+    @cached_property
     def _store(self) -> BulkStore:
         # Made when it is first needed: Spark sends copies of this object to tasks, which a connection would not survive.
-        if self._opened is None:
-            self._opened = open_store(self._options.url)
-        return self._opened
+        return open_store(self._options.url)
 
     def initialOffset(self) -> Offset:
         store = self._store
@@ -228,6 +215,4 @@ class TaskHarborStreamReader(DataSourceStreamReader, streams.SupportsTriggerAvai
         return TaskHarborReader(self._options).read(partition)
 
     def stop(self) -> None:
-        store, self._opened = self._opened, None
-        if store is not None:
-            store.close()
+        self._store.close()

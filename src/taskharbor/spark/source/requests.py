@@ -24,8 +24,8 @@ from taskharbor.requests import EncodedPayload, RecordBuilder
 
 PAYLOAD = "payload"
 SHOWN_CHARACTERS = 200
+# Distinct combinations of fields in a batch up to which rows are built together.
 MOST_KINDS = 16
-"""Distinct combinations of fields in a batch up to which rows are built together."""
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
@@ -49,13 +49,14 @@ def _flags(value: Any) -> Any:
     return UpdateFlags(**{name: one for name, one in value.items() if one is not None})
 
 
+# Types that the values of columns must have, and what to give.
 _KINDS: Final[dict[str, tuple[type, str]]] = {
     "run_at": (datetime, "a timestamp"),
     "update": (dict, "a struct with fields of UpdateFlags, such as struct('later' AS run_at)"),
 }
-"""Types that the values of columns must have, and what to give."""
+# Columns that are fields.
 FIELDS: Final = frozenset(JobRequest.__struct_fields__) - {PAYLOAD}
-"""Columns that are fields."""
+# Functions that turn Arrow's value into the field's, if the two differ.
 _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "delay": _number,
     "timeout": _number,
@@ -63,21 +64,15 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "backoff": tuple,
     "headers": _headers,
 }
-"""Functions that turn Arrow's value into the field's, if the two differ."""
 
+# Fields that an option gives to all rows.
 OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
-    "type": str,
-    "queue": str,
+    **dict.fromkeys(("type", "queue", "codec"), str),
+    **dict.fromkeys(("delay", "timeout"), float),
+    **dict.fromkeys(("priority", "max_attempts", "max_stalls"), int),
     "run_at": datetime.fromisoformat,
-    "delay": float,
-    "timeout": float,
-    "priority": int,
-    "max_attempts": int,
-    "max_stalls": int,
     "headers": _decode_headers,
-    "codec": str,
 }
-"""Fields that an option gives to all rows."""
 
 
 class RowsToJobs:
@@ -106,29 +101,26 @@ class RowsToJobs:
         try:
             return self._records(batch, builder, now)
         except (TaskHarborError, msgspec.MsgspecError, TypeError, ValueError) as error:
-            self._refuse(batch, builder, now)
+            if batch.num_rows == 1:
+                raise RowRefused(f"a row cannot be a job: {error}. The row: {_shown(batch)}") from error
+            # The refused row is found one by one. This is slow, and only done after an error.
+            for number in range(batch.num_rows):
+                self.records(batch.slice(number, 1), builder, now)
             raise InvalidRequest(f"these rows cannot be jobs: {error}") from error
-
-    def _refuse(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> None:
-        """Find the refused row, one by one. This is slow, and only done after an error."""
-        for number in range(batch.num_rows):
-            row = batch.slice(number, 1)
-            try:
-                self._records(row, builder, now)
-            except (TaskHarborError, msgspec.MsgspecError, TypeError, ValueError) as error:
-                raise RowRefused(f"a row cannot be a job: {error}. The row: {_shown(row)}") from error
 
     def _records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> Sequence[JobRecord]:
         columns = [_values(batch.column(name)) for name in self._fields]
         rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
-        kinds_of_rows = _few_kinds(rows)
-        if kinds_of_rows is None:
+        try:
+            kinds_of_rows = set(rows)
+        except TypeError:  # Headers, and the like, are no keys.
+            kinds_of_rows = set()
+        if not 1 <= len(kinds_of_rows) <= max(1, min(MOST_KINDS, len(rows) // 8)):
             fields = [self._row_fields(row) for row in rows]
             payloads = self._payloads(batch, builder, [_codec(one, builder) for one in fields])
             pairs = zip(payloads, fields, strict=True)
-            return builder.build(
-                [JobRequest(payload=EncodedPayload(data), **one) for data, one in pairs], now
-            )
+            requests = [JobRequest(payload=EncodedPayload(data), **one) for data, one in pairs]
+            return builder.build(requests, now)
         # Most rows share their fields with many others: checked once for all of them.
         fields_of = {row: self._row_fields(row) for row in kinds_of_rows}
         codecs = {row: _codec(one, builder) for row, one in fields_of.items()}
@@ -196,16 +188,6 @@ def _option(name: str, text: str) -> Any:
 def _values(column: Any) -> list[Any]:
     values: list[Any] = column.to_pylist(maps_as_pydicts="lossy" if kinds.is_nested(column.type) else None)
     return values
-
-
-def _few_kinds(rows: list[tuple[Any, ...]]) -> set[tuple[Any, ...]] | None:
-    """Return the distinct rows, if there are few; else None."""
-    try:
-        found = set(rows)
-    except TypeError:
-        # Headers, and the like, are no keys.
-        return None
-    return found if len(found) == 1 or len(found) <= min(MOST_KINDS, len(rows) // 8) else None
 
 
 def _codec(fields: Mapping[str, Any], builder: RecordBuilder) -> str:

@@ -8,31 +8,22 @@ winner staged is published. A batch of a stream has the same name whenever it is
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 import pyarrow.types as kinds
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    WriterCommitMessage,
-)
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from taskharbor.bulk.stage import new_write, numbered_write, wall_clock
 from taskharbor.bulk.store import open_store
-from taskharbor.client import chunks
-from taskharbor.drivers.registry import connect
+from taskharbor.client import Client, chunks, portal
 from taskharbor.errors import InvalidRequest, JobError, TaskHarborError
-from taskharbor.jobs import JobState, Micros
+from taskharbor.jobs import JobState
 from taskharbor.requests import RecordBuilder
 from taskharbor.spark.session import require_shared_store
 from taskharbor.spark.source.requests import OPTIONS, RowRefused, RowsToJobs
@@ -41,8 +32,8 @@ ENQUEUE = "enqueue"
 ACTIONS = ("requeue", "cancel", "purge")
 
 _KNOWN_OPTIONS = {"url", "mode", *OPTIONS}
+# Options that Spark itself passes on.
 _SPARK_OPTIONS = {"path", "checkpointlocation", "queryname", "outputmode"}
-"""Options that Spark itself passes on."""
 
 
 @dataclass
@@ -51,75 +42,61 @@ class StagedTask(WriterCommitMessage):
 
     write: str
     task: str
-    jobs: int
 
 
-class JobWriter(DataSourceArrowWriter):
-    """One `df.write`. Made once per write, so its name is the write's."""
+class JobWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """One `df.write`, or the batches of one `df.writeStream`. Of a stream another process commits than writes, so what they share
+    is in the tasks' properties and messages."""
 
-    def __init__(self, url: str, rows: RowsToJobs) -> None:
-        self._url = url
-        self._rows = rows
-        self._write = new_write()
-        # One instant for all: jobs that are due at once then run in the DataFrame's order, whichever task began first.
-        self._now = wall_clock()
+    def __init__(self, options: Mapping[str, str], columns: Sequence[str], *, is_stream: bool) -> None:
+        self._url = options["url"]
+        self._rows = RowsToJobs(columns, options)
+        # Made once per write, so this name is the write's. One instant for all: jobs that are due at once then run in the
+        # DataFrame's order, whichever task began first.
+        self._write = None if is_stream else new_write()
+        self._now = None if is_stream else wall_clock()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _stage(self._url, self._rows, self._write, self._now, iterator)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _publish(self._url, self._write, _staged(messages))
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        context = TaskContext.get()
+        if context is None:
+            raise TaskHarborError("this runs in tasks of Spark only")
+        write, now = self._write or _batch_of(context), self._now or wall_clock()
+        task = f"{context.partitionId()}.{context.taskAttemptId()}"
+        builder = RecordBuilder()
         with open_store(self._url) as store:
-            store.abandon(self._write)
+            store.stage(write, task, (self._rows.records(batch, builder, now) for batch in iterator))
+        return StagedTask(write, task)
 
-
-class JobStreamWriter(DataSourceStreamArrowWriter):
-    """One `df.writeStream`. Another process commits than writes, so what they share is in the tasks' properties and messages."""
-
-    def __init__(self, url: str, rows: RowsToJobs) -> None:
-        self._url = url
-        self._rows = rows
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = _context()
-        query = context.getLocalProperty("sql.streaming.queryId")
-        batch = context.getLocalProperty("streaming.sql.batchId")
-        if query is None or batch is None:
-            raise TaskHarborError("Spark did not say to which query and batch this task belongs")
-        return _stage(
-            self._url, self._rows, numbered_write(f"spark-{query}", int(batch)), wall_clock(), iterator
-        )
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:
         staged = _staged(messages)
+        if len(staged) != len(messages):
+            raise TaskHarborError("a task of this write did not say what it staged: nothing was published")
+        # By partition, so that jobs are stored in the DataFrame's order.
+        staged.sort(key=lambda message: int(message.task.partition(".")[0]))
         if staged:
-            _publish(self._url, staged[0].write, staged)
+            with open_store(self._url) as store:
+                store.publish(staged[0].write, [message.task for message in staged])
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int | None = None) -> None:
         with open_store(self._url) as store:
-            for write in {message.write for message in messages if isinstance(message, StagedTask)}:
+            for write in filter(None, {self._write, *(message.write for message in _staged(messages))}):
                 store.abandon(write)
 
 
-def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
-    """The writer for `df.write`: every row becomes a job, or is an id of a job to requeue, cancel or purge."""
-    url, mode = _checked(options, overwrite=overwrite)
-    if mode == ENQUEUE:
-        return JobWriter(url, RowsToJobs(schema.fieldNames(), options))
-    return TriageWriter(url, mode, schema.fieldNames())
+def _batch_of(context: TaskContext) -> str:
+    query = context.getLocalProperty("sql.streaming.queryId")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    if query is None or batch is None:
+        raise TaskHarborError("Spark did not say to which query and batch this task belongs")
+    return numbered_write(f"spark-{query}", int(batch))
 
 
-def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    """The writer for `df.writeStream`: every row becomes a job, once per query and batch."""
-    url, mode = _checked(options, overwrite=overwrite)
-    if mode != ENQUEUE:
-        raise InvalidRequest(f"mode={mode!r} is for df.write; in a stream use foreachBatch")
-    return JobStreamWriter(url, RowsToJobs(schema.fieldNames(), options))
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
+    return [message for message in messages if isinstance(message, StagedTask)]
 
 
-def _checked(options: Mapping[str, str], *, overwrite: bool) -> tuple[str, str]:
+def mode_of(options: Mapping[str, str], *, overwrite: bool) -> str:
+    """Check the options of `df.write` and `df.writeStream`, but those of jobs. Return what is to be done with the rows."""
     given = {name.lower() for name in options}
     unknown = sorted(given - _KNOWN_OPTIONS - _SPARK_OPTIONS)
     if unknown:
@@ -134,38 +111,7 @@ def _checked(options: Mapping[str, str], *, overwrite: bool) -> tuple[str, str]:
     mode = options.get("mode", ENQUEUE)
     if mode not in (ENQUEUE, *ACTIONS):
         raise InvalidRequest(f"mode={mode!r}: choose {ENQUEUE} (the default), {', '.join(ACTIONS)}")
-    return options["url"], mode
-
-
-def _stage(
-    url: str, rows: RowsToJobs, write: str, now: Micros, batches: Iterator[pa.RecordBatch]
-) -> WriterCommitMessage:
-    context = _context()
-    task = f"{context.partitionId()}.{context.taskAttemptId()}"
-    builder = RecordBuilder()
-    with open_store(url) as store:
-        jobs = store.stage(write, task, (rows.records(batch, builder, now) for batch in batches))
-        return StagedTask(write, task, jobs)
-
-
-def _publish(url: str, write: str, staged: Sequence[StagedTask]) -> None:
-    with open_store(url) as store:
-        store.publish(write, [message.task for message in staged])
-
-
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
-    """Return the messages by partition, so that jobs are stored in the DataFrame's order."""
-    staged = [message for message in messages if isinstance(message, StagedTask)]
-    if len(staged) != len(messages):
-        raise TaskHarborError("a task of this write did not say what it staged: nothing was published")
-    return sorted(staged, key=lambda message: int(message.task.partition(".")[0]))
-
-
-def _context() -> TaskContext:
-    context = TaskContext.get()
-    if context is None:
-        raise TaskHarborError("this runs in tasks of Spark only")
-    return context
+    return mode
 
 
 # -- triage of dead jobs with Spark SQL ------------------------------------------------------------------------------
@@ -228,23 +174,18 @@ def check_answers(action: str, answers: Iterable[JobState | JobError]) -> None:
         return
     states = ", ".join(f"{state} {count}" for state, count in sorted(done.items()))
     parts = [f"{action}: {done.total()} done" + (f" ({states})" if states else "")]
-    for reason, ids in sorted(refused.items()):
-        parts.append(f"{len(ids)} not, {reason} (e.g. {', '.join(ids[:EXAMPLES])})")
+    parts += [
+        f"{len(ids)} not, {why} (e.g. {', '.join(ids[:EXAMPLES])})" for why, ids in sorted(refused.items())
+    ]
     raise TriageIncomplete(f"{'; '.join(parts)}. What was done stays done")
 
 
 def triage(url: str, action: str, job_ids: Sequence[str]) -> list[JobState | JobError]:
     """One answer per id. For purge: the state that the job had."""
-
-    async def ask() -> list[JobState | JobError]:
-        answers: list[JobState | JobError] = []
-        async with connect(url) as driver:
-            for some in chunks(job_ids, BATCH):
-                if action == "purge":
-                    answers += await driver.remove(some)
-                else:
-                    call = driver.requeue if action == "requeue" else driver.cancel
-                    answers += await call(some, now=await driver.time())
-        return answers
-
-    return asyncio.run(ask())
+    with Client(url) as client:
+        calls: dict[str, Callable[[list[str]], list[JobState | JobError]]] = {
+            "requeue": client.requeue_many,
+            "cancel": client.cancel_many,
+            "purge": lambda some: portal().call(client.driver.remove(some)),
+        }
+        return [answer for some in chunks(job_ids, BATCH) for answer in calls[action](some)]

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -50,28 +51,30 @@ def absolute_url(url: str) -> str:
 log = logging.getLogger("taskharbor.spark")
 
 LOOK_EVERY = 1.0
+# The most losses of one worker in a row. With more, the executors are not the cause.
 MOST_LOSSES = 10
-"""The most losses of one worker in a row. With more, the executors are not the cause."""
 DEFAULT_GRACE = 30.0
+# Seconds that a worker needs beyond its grace period: to notice the mark, end handlers that do not stop, write and report.
 _AFTER_GRACE = 10.0
-"""Seconds that a worker needs beyond its grace period: to notice the mark, end handlers that do not stop, write and report."""
 _AFTER_CANCEL = 15.0
 _SHIP = " (executors import the app themselves: ship it with --py-files or SparkContext.addPyFile)"
 
 
 class ExecutorWorker(msgspec.Struct, kw_only=True):
-    """One of the workers, over all executors on which it ran."""
+    """One of the workers, over all executors on which it ran.
+
+    `host` is the one on which it ended; empty if its last executor was lost. `outcomes` has the number of executions by outcome,
+    as far as reported: only the store knows those of a lost executor. `lost` is the number of its Spark jobs that failed, with
+    its executor or by cancellation.
+    """
 
     number: int
     name: str = ""
     host: str = ""
-    """The host on which it ended; empty if its last executor was lost."""
     outcomes: dict[str, int] = {}
-    """The number of executions by outcome, as far as reported: only the store knows those of a lost executor."""
     seconds: float = 0.0
     submitted: int = 0
     lost: int = 0
-    """The number of its Spark jobs that failed, with its executor or by cancellation."""
 
     @property
     def done(self) -> int:
@@ -84,29 +87,31 @@ class ExecutorWorker(msgspec.Struct, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A look at the queues while workers run."""
+    """A look at the queues while workers run. `ended`: jobs that ended since the start, on any worker. `workers`: the number of
+    workers that are still running."""
 
     seconds: float
     ended: int
-    """Jobs that ended since the start, on any worker."""
     waiting: int
     inflight: int
     workers: int
-    """The number of workers that are still running."""
     stopping: bool = False
 
 
 class DrainSummary(msgspec.Struct, kw_only=True):
+    """How a run ended.
+
+    `run` is its name: `ask_to_stop(url, run)` ends it from anywhere. `ended`: jobs that ended in the meantime by the store's
+    count, which includes those of lost executors. `stopped`: it was asked to stop. `cancelled`: some tasks did not end in time
+    and were cancelled: their jobs run again when their leases expire.
+    """
+
     run: str
-    """The name of this run: `ask_to_stop(url, run)` ends it from anywhere."""
     workers: list[ExecutorWorker]
     ended: int
-    """Jobs that ended in the meantime by the store's count, which includes those of lost executors."""
     seconds: float
     stopped: bool = False
-    """It was asked to stop."""
     cancelled: bool = False
-    """Some tasks did not end in time and were cancelled: their jobs run again when their leases expire."""
 
     @property
     def done(self) -> int:
@@ -234,23 +239,21 @@ class _WorkerRun:
         try:
             in_a_row = 0
             while not self._stopping.is_set():
-                report = self._submit(worker)
-                if report is not None:
-                    worker.name, worker.host = report.worker, report.host
-                    worker.outcomes, worker.seconds = report.outcomes, report.seconds
-                    if report.problem:
-                        self._give_up(f"worker {worker.number} on {report.host}: {report.problem}")
+                if (answer := self._submit(worker)) is not None:
+                    self._workers[worker.number], problem = answer
+                    if problem:
+                        self._give_up(f"worker {worker.number} on {answer[0].host}: {problem}")
                     return
                 in_a_row += 1
                 if in_a_row >= MOST_LOSSES:
-                    said = f"worker {worker.number} failed {in_a_row} times in a row"
-                    self._give_up(f"{said}: see the executors' logs")
+                    said = f"worker {worker.number} failed {in_a_row} times in a row: see the executors' logs"
+                    self._give_up(said)
                 self._stopping.wait(min(0.1 * 2**in_a_row, 10.0))
         except BaseException as error:  # Said by the thread that waits for all of them.
             self._give_up(f"worker {worker.number} could not be submitted: {type(error).__name__}: {error}")
 
-    def _submit(self, worker: ExecutorWorker) -> TaskReport | None:
-        """Submit a worker and return the task's report; None if the task was lost."""
+    def _submit(self, worker: ExecutorWorker) -> tuple[ExecutorWorker, str] | None:
+        """Submit a worker and return the answer of `work`; None if the task was lost."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
@@ -261,17 +264,17 @@ class _WorkerRun:
         options: dict[str, Any] = dict(self._options)
         if self._ends is not None:
             options["max_seconds"] = max(0.0, self._ends - time.monotonic())
-        order = Order(run=self._name, number=worker.number, app=self._app, url=self._url, options=options)
+        task = partial(work, run=self._name, app=self._app, url=self._url, options=options)
+        answer: tuple[ExecutorWorker, str]
         try:
-            (report,) = context.parallelize([order], 1).mapPartitions(work).collect()
+            (answer,) = context.parallelize([worker], 1).mapPartitions(task).collect()
         except (Py4JError, PySparkException) as failure:
             worker.lost += 1
             reason = str(failure).strip().splitlines()
             log.warning("worker %d was lost: %s", worker.number, reason[0] if reason else failure)
             log.debug("worker %d", worker.number, exc_info=failure)
             return None
-        assert isinstance(report, TaskReport)
-        return report
+        return answer
 
     def _group(self, worker: ExecutorWorker) -> str:
         return f"taskharbor-{self._name}-{worker.number}"
@@ -358,54 +361,29 @@ class _WorkerRun:
 # executor or a cancelled task dies at any line, and leases expire.
 
 
-class Order(msgspec.Struct, kw_only=True):
-    """The data that a task gets. Plain values: the app itself is imported in the task."""
+def work(
+    workers: Iterable[ExecutorWorker], *, run: str, app: str, url: str | None, options: dict[str, Any]
+) -> Iterator[tuple[ExecutorWorker, str]]:
+    """Run workers in `mapPartitions`, one per partition. The app itself is imported in the task.
 
-    run: str
-    number: int
-    app: str
-    url: str | None
-    options: dict[str, Any]
-
-
-class TaskReport(msgspec.Struct, kw_only=True):
-    """The report of a task about its worker. A task whose executor died gives none."""
-
-    worker: str
-    host: str
-    outcomes: dict[str, int]
-    seconds: float
-    problem: str = ""
-    """The reason why the worker could not work, if it would be the same on any other executor."""
-
-
-def work(orders: Iterable[Order]) -> Iterator[TaskReport]:
-    """Run workers in `mapPartitions`, with one order per partition."""
-    for order in orders:
-        host, started = socket.gethostname(), time.monotonic()
-        name = f"spark-{order.number}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
-        outcomes: dict[str, int] = {}
-        problem = ""
+    Yields each worker as it ended, and the reason why it could not work, if it would be the same on any other executor. A task
+    whose executor died yields nothing.
+    """
+    for worker in workers:
+        worker.host, started, problem = socket.gethostname(), time.monotonic(), ""
+        worker.name = f"spark-{worker.number}-{worker.host}-{os.getpid()}-{secrets.token_hex(3)}"
         try:
-            outcomes = _run_worker(order, name)
+            harbor = load_app(app)
+            if url is not None:
+                harbor.use(url)
+            with Client(harbor.driver()) as client:
+                if not is_marked(client, run):  # Otherwise it was asked to stop before this one began.
+                    running = harbor.worker(**options, name=worker.name)
+                    with watching(client, run, running.stop):
+                        running.run()
+                    worker.outcomes = {str(outcome): count for outcome, count in running.outcomes.items()}
         except Exception as error:
             # Returned as a value: after an exception, Spark would repeat the task on other executors.
             problem = f"{type(error).__name__}: {error}" + (_SHIP if isinstance(error, BadInput) else "")
-        seconds = time.monotonic() - started
-        yield TaskReport(worker=name, host=host, outcomes=outcomes, seconds=seconds, problem=problem)
-
-
-def _run_worker(order: Order, name: str) -> dict[str, int]:
-    harbor = load_app(order.app)
-    if order.url is not None:
-        harbor.use(order.url)
-    client = Client(harbor.driver())
-    try:
-        if is_marked(client, order.run):
-            return {}  # Asked to stop before this one began.
-        worker = harbor.worker(**order.options, name=name)
-        with watching(client, order.run, worker.stop):
-            worker.run()
-    finally:
-        client.close()
-    return {str(outcome): count for outcome, count in worker.outcomes.items()}
+        worker.seconds = time.monotonic() - started
+        yield worker, problem

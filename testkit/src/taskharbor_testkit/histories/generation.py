@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from taskharbor.bulk.tables import ATTEMPTS, JOBS, QUEUES
 from taskharbor.jobs import to_datetime
-from taskharbor.spark.audit.stored import STORE_KINDS
+from taskharbor.spark.audit.checks import STORE_KINDS
 from taskharbor.spark.audit.violations import Kind
 from taskharbor_testkit.histories.plan import START, HistoryPlan, QueuePlan, make_plan, split
 from taskharbor_testkit.histories.planting import PLANTERS, Planter, StoredJob
