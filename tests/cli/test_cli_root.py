@@ -21,7 +21,7 @@ def test_every_command_has_a_place_in_the_help_and_a_help_of_its_own(run: Run) -
     assert sorted(root.commands) == sorted(command.name or "" for command in named)
     for command in named:
         assert f"  {command.name} " in shown
-        has_store = command.name not in ("demo", "lake", "history", "completion")
+        has_store = command.name not in ("demo", "lake", "completion")
         help_text = run(command.name or "", "--help").stdout
         assert [option in help_text for option in ("--app", "--url")] == [has_store] * 2
         assert [line for line in help_text.splitlines() if len(line) > 80] == []

@@ -53,7 +53,7 @@ def staged_rows(url: str) -> int:
 def add(url: str, count: int, *, queue: str = "q", later: int = 0) -> list[str]:
     """Enqueue so many jobs; their ids."""
     records = [make_record(now=wall_clock() + later, queue=queue, payload=b'{"n":1}') for _ in range(count)]
-    within(url, lambda driver: driver.enqueue(records, now=records[0].created_at_us))
+    within(url, lambda driver: driver.enqueue(records, now=records[0].created_at_us - later))
     return [record.id for record in records]
 
 

@@ -277,6 +277,7 @@ SAME = "SELECT {columns} FROM {table} ORDER BY ALL"
 
 def test_duckdb_polars_and_spark_read_the_same(spark: SparkSession, runs: Runs) -> None:
     """Of every table, on a folder and on an object store."""
+    run(spark, runs.pieces, runs.rows)
     for lake in (runs.whole, runs.pieces):
         for name, schema in TABLES.items():
             columns = [field.name for field in schema]

@@ -63,11 +63,14 @@ def attempt_cells(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
 
 
 def arrival_cells(lifecycles: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
-    """Each job in the minute in which it was created, or in the bucket of another length."""
-    return lifecycles.select(
+    """The jobs that were created in each minute, or in each bucket of another length."""
+    minute = start_of(bucket_of(F.col("created_at"), length_us), length_us).alias("minute")
+    # Counted first: among rows with sketches, a row for each job would cost as much as all executions.
+    arrived = lifecycles.groupBy(*CELL_NAMES, minute).agg(F.count("*").alias("arrivals"))
+    return arrived.select(
         *CELL_NAMES,
-        start_of(bucket_of(F.col("created_at"), length_us), length_us).alias("minute"),
-        *(F.lit(int(name == "arrivals")).cast("long").alias(name) for name in TALLY_NAMES),
+        "minute",
+        *(F.col(name) if name == "arrivals" else F.lit(0).cast("long").alias(name) for name in TALLY_NAMES),
         *(F.lit(None).cast("long").alias(name) for name in _DURATIONS),
     )
 
