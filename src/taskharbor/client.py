@@ -53,6 +53,7 @@ from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientW
 
 if TYPE_CHECKING:
     from taskharbor.harbor import Harbor
+    from taskharbor.schedules import AsyncSchedules, Schedules
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -383,6 +384,13 @@ class AsyncClient:
             )
         return AsyncClientWithin(joined, self.builder, self.now)
 
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """The schedules of the store: put, list, pause, trigger and delete them."""
+        from taskharbor.schedules.client import AsyncSchedules
+
+        return AsyncSchedules(self)
+
     # -- looking ------------------------------------------------------------------------------------------
 
     async def get(self, job_id: str) -> JobRecord:
@@ -704,6 +712,13 @@ class Client:
     def client(self) -> Self:
         """This client."""
         return self
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the store: put, list, pause, trigger and delete them."""
+        from taskharbor.schedules.client import Schedules
+
+        return Schedules(self)
 
     def async_client(self) -> AsyncClient:
         """Not there: a handle that this client made has the synchronous forms only."""
