@@ -56,7 +56,7 @@ from taskharbor.transactions import (
 if TYPE_CHECKING:
     from taskharbor.batch_jobs import BatchJobOptions, BatchJobType
     from taskharbor.middleware import Middleware
-    from taskharbor.schedules.specification import ScheduleOptions, StoredSchedule
+    from taskharbor.schedules.specification import Schedule, ScheduleOptions, StoredSchedule
     from taskharbor.worker import Worker
     from taskharbor.worker.worker import WorkerOptions
 
@@ -627,34 +627,40 @@ class Harbor:
             InvalidRequest: A value is not allowed, or the schedule is declared already.
             TypeError: There is no option of this name.
         """
-        from taskharbor.schedules.specification import FILLED, OPTIONS, Schedule, stored_schedule
+        from taskharbor.schedules.specification import Schedule
 
         if "lane" in options:
             raise InvalidRequest(f"schedule {name!r}: there are no lanes yet: leave out lane")
         if name in self.schedules:
             raise InvalidRequest(f"the schedule {name!r} is declared already; give this one another name")
-        declared = self.jobs.get(job) if isinstance(job, str) else job
-        module = (
-            sys._getframe(1).f_globals["__name__"] if declared is None else declared.__wrapped__.__module__
-        )
-        given: dict[str, Any] = dict(payload or {})
         type = job if isinstance(job, str) else job.type
-        schedule = Schedule(name=name, job=type, **options)
-        own: Any = {option: value for option in OPTIONS if (value := getattr(schedule, option)) is not None}
-        request, fills = JobRequest(type=type, payload=given, **own), tuple[str, ...]()
+        caller = sys._getframe(1).f_globals["__name__"]
+        module = self.jobs[type].__wrapped__.__module__ if type in self.jobs else caller
+        schedule = Schedule(name=name, job=type, payload=payload, **options)
+        self.schedules[name] = self._scheduled(schedule, origin_of(module))
+
+    def _scheduled(self, schedule: Schedule, origin: str | None = None) -> functools.partial[StoredSchedule]:
+        """Complete a schedule by the declaration of its job, and check it. What is stored also needs the time: `now`."""
+        from taskharbor.schedules.specification import FILLED, request_of, stored_schedule
+
+        request, fills = request_of(schedule), tuple[str, ...]()
+        declared = self.jobs.get(schedule.job)
         if declared is not None and declared.handler.arguments is not None:
             known = declared.handler.arguments.type.__struct_fields__
-            fills = tuple(one for one in FILLED if one in known and one not in given)
+            fills = tuple(one for one in FILLED if one in known and one not in request.payload)
             # Any instant will do to check the call.
-            request.payload, request.codec = {**dict.fromkeys(fills, to_datetime(0)), **given}, "json"
+            request.payload, request.codec = (
+                {**request.payload, **dict.fromkeys(fills, to_datetime(0))},
+                "json",
+            )
             request = declared._completed(request)
             encoded = msgspec.json.decode(request.payload.data)
             request.payload = {name: value for name, value in encoded.items() if name not in fills}
         stored = functools.partial(
-            stored_schedule, schedule, request, self._builder, fills=fills, origin=origin_of(module)
+            stored_schedule, schedule, request, self._builder, fills=fills, origin=origin
         )
         stored(now=0)
-        self.schedules[name] = stored
+        return stored
 
     @property
     def origins(self) -> set[str]:

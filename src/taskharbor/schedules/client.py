@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
-from taskharbor.client import AsyncClient, Client, JobHandle, chunks, portal
+from taskharbor.client import AsyncClient, Client, JobHandle, blocking, chunks, portal
 from taskharbor.drivers.contract import Driver, JobFilter
 from taskharbor.errors import Forbidden, InvalidRequest, ScheduleNotFound
-from taskharbor.jobs import LATEST, SECOND, JobRecord, JobRequest, JobState, Micros, UpdateFlags, to_datetime
+from taskharbor.jobs import LATEST, SECOND, JobRecord, JobState, Micros, UpdateFlags, to_datetime
 from taskharbor.queue_settings import declare
 from taskharbor.requests import as_instant
 from taskharbor.schedules import QUEUE
 from taskharbor.schedules.specification import (
     FAR,
-    OPTIONS,
+    LEASE,
     Reading,
     Schedule,
     StoredSchedule,
     decode,
     own_record,
     read,
+    request_of,
     stored_schedule,
 )
 from taskharbor.schedules.tick_ids import generation_of, tick_id
-from taskharbor.schedules.ticking import LEASE, OPEN_STATES
+from taskharbor.schedules.ticking import OPEN_STATES
 
 if TYPE_CHECKING:
     from taskharbor.harbor import Harbor
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 log = logging.getLogger("taskharbor.schedules")
 
@@ -152,13 +149,14 @@ class AsyncSchedules:
         Raises:
             InvalidRequest: A field has a wrong value, or the queue of the jobs forgets them too early.
         """
-        given = {name: getattr(schedule, name) for name in OPTIONS}
-        request = JobRequest(
-            type=schedule.job, payload={} if schedule.payload is None else schedule.payload, **given
-        )
         now = await self._client.now()
-        stored = stored_schedule(schedule, request, self._client.builder, now)
+        stored = stored_schedule(schedule, request_of(schedule), self._client.builder, now)
         return await put(self._client.driver, stored, now)
+
+    async def put_stored(self, declared: Callable[..., StoredSchedule]) -> bool:
+        """Store a schedule that an app has completed by the declaration of its job."""
+        now = await self._client.now()
+        return await put(self._client.driver, declared(now=now), now)
 
     async def get(self, name: str) -> ScheduleInfo:
         """Return a schedule. Raises ScheduleNotFound."""
@@ -321,18 +319,6 @@ def _info(
     )
 
 
-def _blocking(
-    method: Callable[Concatenate[AsyncSchedules, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Schedules, P], T]:
-    """Make the synchronous form of a method."""
-
-    @functools.wraps(method)
-    def call(self: Schedules, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return portal().call(method(self._inner, *args, **kwargs))
-
-    return call
-
-
 class Schedules:
     """`AsyncSchedules` for synchronous code: `client.schedules`."""
 
@@ -340,13 +326,14 @@ class Schedules:
         self._client = client
         self._inner = AsyncSchedules(client._inner)
 
-    put = _blocking(AsyncSchedules.put)
-    get = _blocking(AsyncSchedules.get)
-    list = _blocking(AsyncSchedules.list)
-    pause = _blocking(AsyncSchedules.pause)
-    resume = _blocking(AsyncSchedules.resume)
-    backfill = _blocking(AsyncSchedules.backfill)
-    delete = _blocking(AsyncSchedules.delete)
+    put = blocking(AsyncSchedules.put)
+    put_stored = blocking(AsyncSchedules.put_stored)
+    get = blocking(AsyncSchedules.get)
+    list = blocking(AsyncSchedules.list)
+    pause = blocking(AsyncSchedules.pause)
+    resume = blocking(AsyncSchedules.resume)
+    backfill = blocking(AsyncSchedules.backfill)
+    delete = blocking(AsyncSchedules.delete)
 
     def trigger(self, name: str) -> JobHandle[Any]:
         """Make a job of the schedule now, beside its ticks. Raises ScheduleNotFound."""

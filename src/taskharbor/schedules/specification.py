@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import RunOptions
 from taskharbor.jobs import (
+    LARGEST_PAYLOAD,
     LATEST,
     MAX_TRIES,
     SECOND,
@@ -29,7 +30,7 @@ from taskharbor.jobs import (
     to_datetime,
     to_micros,
 )
-from taskharbor.requests import RecordBuilder, as_duration, as_instant, new_id
+from taskharbor.requests import Defaults, RecordBuilder, as_duration, as_instant, new_id
 from taskharbor.schedules import QUEUE, TYPE
 from taskharbor.schedules.tick_ids import Made, instant_text, tick_id
 
@@ -41,7 +42,9 @@ FAR: Micros = LATEST
 MOST_AT_ONCE = 100
 """The most ticks of a schedule that are made in one step."""
 GRACE: Micros = 60 * SECOND
-"""A tick that is less late than this is not a missed one. It is the lease of whoever makes it, so a crash costs no tick."""
+"""A tick that is less late than this is not a missed one."""
+LEASE: Micros = GRACE // 2
+"""The lease of whoever makes the jobs of a tick. It is shorter than the grace, so a crash costs no tick."""
 MOST_LIMIT = 10_000
 LONGEST_NAME = 120
 MOST_EXPRESSIONS = 20
@@ -49,7 +52,7 @@ FILLED = ("at", "previous")
 """Parameters of a handler that get the time of the tick, and of the one before it, unless the payload gives them."""
 _NAME = re.compile(rf"[^\s/\\?#%]{{1,{LONGEST_NAME}}}")
 _DURATIONS = ("every", "offset", "catch_up", "jitter", "timeout")
-_SHORTEST: Micros = SECOND
+_BUILDER = RecordBuilder(Defaults(max_payload_bytes=LARGEST_PAYLOAD))
 _copy: Callable[[JobRecord], JobRecord] = JobRecord.__copy__  # type: ignore[attr-defined]
 
 
@@ -156,50 +159,66 @@ def checked(schedule: Schedule) -> Schedule:
 
 def _normal(schedule: Schedule) -> Schedule:
     crons = (schedule.cron,) if isinstance(schedule.cron, str) else tuple(schedule.cron or ())
-    if bool(crons) == (schedule.every is not None):
-        raise InvalidRequest("give either cron or every")
-    if len(crons) > MOST_EXPRESSIONS or not all(isinstance(one, str) for one in crons):
-        raise InvalidRequest(
-            f"cron {schedule.cron!r}: give a text, or a list of at most {MOST_EXPRESSIONS} texts"
-        )
-    if str(schedule.overlap) == "queue_all":
-        raise InvalidRequest(
-            "overlap 'queue_all' needs lanes, which there are not yet: 'queue_one' lets one job wait"
-        )
-    for field, kind in (("overlap", Overlap), ("catch_up_mode", CatchUpMode)):
-        if getattr(schedule, field) not in get_args(kind):
-            raise InvalidRequest(
-                f"{field} {getattr(schedule, field)!r}: choose one of {', '.join(get_args(kind))}"
+    given = {
+        field: getattr(schedule, field)
+        for field in (*_DURATIONS, "limit", "revision", "overlap", "catch_up_mode")
+    }
+    us = {field: as_duration(field, given[field]) for field in _DURATIONS if given[field] is not None}
+    start, end = (one and as_instant("start or end", one) for one in (schedule.start, schedule.end))
+    choices = {"overlap": get_args(Overlap), "catch_up_mode": get_args(CatchUpMode)}
+    numbers = {"limit": range(1, MOST_LIMIT + 1), "revision": range(2**53)}
+    texts = len(crons) <= MOST_EXPRESSIONS and all(isinstance(one, str) for one in crons)
+    is_keyed = schedule.overlap != "allow" and schedule.key is not None
+    for is_wrong, message in (
+        (bool(crons) == (schedule.every is not None), "give either cron or every"),
+        (not texts, f"cron {schedule.cron!r}: give a text, or a list of at most {MOST_EXPRESSIONS} texts"),
+        (
+            given["overlap"] == "queue_all",
+            "overlap 'queue_all' needs lanes, which there are not yet: use 'queue_one'",
+        ),
+        (is_keyed, f"key {schedule.key!r}: overlap {schedule.overlap!r} gives the jobs a key of its own"),
+        (
+            bool(crons) and us["offset"],
+            "offset moves the instants of `every`: write it into the cron expression",
+        ),
+        (not crons and us.get("every", 0) < SECOND, f"every {schedule.every!r}: at least 1 second"),
+        (start and end and end < start, f"end {schedule.end} comes before start {schedule.start}"),
+        *(
+            (given[field] not in known, f"{field} {given[field]!r}: choose one of {', '.join(known)}")
+            for field, known in choices.items()
+        ),
+        *(
+            (not 0 <= value <= LATEST // 4, f"{field} {given[field]!r}: 0 or more, and at most 70 years")
+            for field, value in us.items()
+        ),
+        *(
+            (
+                value is not None and (type(value) is not int or value not in known),
+                f"{field} {value!r}: give a whole number from {known[0]}",
             )
-    if schedule.overlap != "allow" and schedule.key is not None:
-        raise InvalidRequest(
-            f"key {schedule.key!r}: overlap {schedule.overlap!r} gives the jobs a key of its own"
-        )
-    given = {field: getattr(schedule, field) for field in _DURATIONS}
-    durations = {field: as_duration(field, value) for field, value in given.items() if value is not None}
-    for field, duration in durations.items():
-        if duration < 0 or duration > LATEST // 4:
-            raise InvalidRequest(f"{field} {given[field]!r}: 0 or more, and at most 70 years")
-    if crons and durations["offset"]:
-        raise InvalidRequest("offset moves the instants of `every`: write it into the cron expression")
-    if not crons and durations["every"] < _SHORTEST:
-        raise InvalidRequest(f"every {schedule.every!r}: at least {_SHORTEST // SECOND} second")
-    start, end = (
-        None if one is None else as_instant("start or end", one) for one in (schedule.start, schedule.end)
-    )
-    if start is not None and end is not None and end < start:
-        raise InvalidRequest(f"end {schedule.end} comes before start {schedule.start}")
-    for field, least, most in (("limit", 1, MOST_LIMIT), ("revision", 0, 2**53)):
-        value = getattr(schedule, field)
-        if value is not None and (type(value) is not int or not least <= value <= most):
-            raise InvalidRequest(f"{field} {value!r}: give a whole number from {least} to {most}")
+            for field, known in numbers.items()
+            for value in [given[field]]
+        ),
+    ):
+        if is_wrong:
+            raise InvalidRequest(message)
     from taskharbor.schedules.times import times_of
 
-    times = times_of(crons, durations.get("every", 0), durations["offset"], schedule.zone)
-    if times.following(0 if start is None else start - 1) is None:
+    if times_of(crons, us.get("every", 0), us["offset"], schedule.zone).following((start or 1) - 1) is None:
         raise InvalidRequest(f"cron {schedule.cron!r} never matches")
-    seconds: dict[str, Any] = {field: duration / SECOND for field, duration in durations.items()}
+    seconds: dict[str, Any] = {field: duration / SECOND for field, duration in us.items()}
     return replace(schedule, cron=crons or None, **seconds)
+
+
+def request_of(schedule: Schedule) -> JobRequest:
+    """Return the request for a job of the schedule, with the options that it gives. Raises InvalidRequest."""
+    payload = {} if schedule.payload is None else schedule.payload
+    if not isinstance(payload, Mapping):
+        raise InvalidRequest(
+            f"schedule {schedule.name!r}: payload {payload!r}: give a mapping of the job's arguments"
+        )
+    options = {name: getattr(schedule, name) for name in OPTIONS}
+    return JobRequest(type=schedule.job, payload=dict(payload), **options)
 
 
 def stored_schedule(
@@ -214,28 +233,17 @@ def stored_schedule(
     normal, fills = checked(schedule), tuple(fills)
     # Another worker may have to add to the payload, so it is always JSON.
     (record,) = builder.build([replace(request, codec="json")], now)
-    payload = msgspec.json.decode(record.payload)
-    if fills and not isinstance(payload, dict):
-        raise InvalidRequest(
-            f"schedule {schedule.name!r}: payload {payload!r}: give a mapping of the arguments"
-        )
-    spec = replace(
-        normal,
-        job=record.type,
-        payload=payload,
-        queue=record.queue,
-        priority=record.priority,
-        timeout=record.timeout_us / SECOND,
-        max_attempts=record.max_attempts,
-        max_stalls=record.max_stalls,
-        backoff=(record.backoff_min_us / SECOND, record.backoff_max_us / SECOND),
-        headers=record.headers,
-    )
+    same = {
+        name: getattr(record, name) for name in ("queue", "priority", "max_attempts", "max_stalls", "headers")
+    }
+    backoff = (record.backoff_min_us / SECOND, record.backoff_max_us / SECOND)
+    payload, timeout = msgspec.json.decode(record.payload), record.timeout_us / SECOND
+    spec = replace(normal, payload=payload, timeout=timeout, backoff=backoff, **same)
     if record.queue == QUEUE:
         raise InvalidRequest(f"schedule {schedule.name!r}: queue {QUEUE!r} is for the schedules themselves")
     made = StoredSchedule(spec=spec, since=now, fills=fills, **state)
     if spec.limit is not None:
-        reading, tick = Reading(made), now if spec.start is None else to_micros(spec.start) - 1
+        reading, tick = Reading(made), (now if spec.start is None else to_micros(spec.start)) - 1
         for _ in range(spec.limit):
             if (following := reading.following(tick)) is None:
                 break
@@ -276,22 +284,9 @@ class Reading:
         self.key = spec.key if spec.overlap == "allow" else f"schedule:{spec.name}"
         self._catch_up = None if spec.catch_up is None else us["catch_up"]
         self._jitter = us["jitter"]
-        shortest, longest = spec.backoff or (0, 0)
-        self._template = JobRecord(
-            id="",
-            type=spec.job,
-            queue=spec.queue or "",
-            payload=msgspec.json.encode(spec.payload),
-            priority=spec.priority or 0,
-            run_at_us=0,
-            created_at_us=0,
-            timeout_us=us["timeout"],
-            key=self.key,
-            max_attempts=spec.max_attempts or 1,
-            max_stalls=spec.max_stalls or 0,
-            backoff_min_us=round(shortest * SECOND),
-            backoff_max_us=round(longest * SECOND),
-        )
+        # Only built: whoever put the schedule has checked it.
+        self._template = _BUILDER._record(replace(request_of(spec), codec="json"), "", 0)
+        self._template.key = self.key
 
     def following(self, instant: Micros) -> Micros | None:
         """Return the first tick later than this, or None."""
@@ -322,12 +317,12 @@ class Reading:
         previous = None if before is None else to_datetime(before)
         record.id = tick_id(made, spec.name, generation, at)
         record.created_at_us = now
-        record.run_at_us = now
-        if made == "tick":
-            record.run_at_us = tick + (self._delay(tick) if self._jitter else 0)
+        record.run_at_us = tick + self._delay(tick) if made == "tick" else now
         record.headers = {
-            **(spec.headers or {}), "taskharbor.schedule": spec.name, "taskharbor.at": instant_text(at)
-        }  # fmt: skip
+            **record.headers,
+            "taskharbor.schedule": spec.name,
+            "taskharbor.at": instant_text(at),
+        }
         if previous is not None:
             record.headers["taskharbor.previous"] = instant_text(previous)
         if missed:
@@ -342,6 +337,8 @@ class Reading:
         return record
 
     def _delay(self, tick: Micros) -> Micros:
+        if not self._jitter:
+            return 0
         noise = hashlib.blake2b(f"{self.spec.name}:{tick}".encode(), digest_size=8).digest()
         return int.from_bytes(noise) % (self._jitter + 1)
 

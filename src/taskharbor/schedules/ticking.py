@@ -2,7 +2,7 @@
 
 A crash at any point repeats the step when the leases are over. The cursors are where they were, and the jobs' ids are known, so
 no tick is lost and none is doubled. A schedule that cannot be worked on keeps its lease, with the reason as its progress. It is
-tried again a minute later, perhaps by another worker.
+tried again when that is over, perhaps by another worker.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from taskharbor.drivers.contract import Driver, Extension, JobFilter, Release, R
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import TERMINAL_STATES, Failure, JobRecord, JobState, Micros, UpdateFlags, to_datetime
 from taskharbor.schedules import QUEUE
-from taskharbor.schedules.specification import FAR, GRACE, MOST_AT_ONCE, Reading, own_record, read
+from taskharbor.schedules.specification import FAR, LEASE, MOST_AT_ONCE, Reading, own_record, read
 from taskharbor.schedules.tick_ids import generation_of, tick_id
 
 log = logging.getLogger("taskharbor.schedules")
 
 BATCH = 500
 """Schedules in one step."""
-LEASE: Micros = GRACE
 SKIPPED = "Skipped"
 """The type of the error in the attempt log for ticks that made no job, because one before them has not ended."""
 OPEN_STATES = frozenset(JobState) - TERMINAL_STATES
@@ -68,7 +67,8 @@ async def tick(driver: Driver, now: Micros, worker: str) -> int:
     for one, answer in zip(done, answers, strict=True):
         if answer is not None:
             log.debug("schedule %s: %s", one.name, answer)
-    await _report(driver, [one for one in steps if one.error], now)
+    if failed := [one for one in steps if one.error]:
+        await _report(driver, failed, now)
     return len(leased)
 
 

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Protocol
+from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -41,16 +41,6 @@ _LONGEST_FOLD = timedelta(hours=4)
 _ONE = timedelta(seconds=1)
 
 
-class Times(Protocol):
-    """A set of instants."""
-
-    def following(self, instant: Micros) -> Micros | None:
-        """Return the first one later than this; None if there is none in the next 50 years."""
-
-    def latest(self, instant: Micros) -> Micros | None:
-        """Return the last one that is not later than this."""
-
-
 @lru_cache(4096)
 def zone_of(name: str) -> ZoneInfo:
     """Return a zone of the tz database. Raises InvalidRequest."""
@@ -75,23 +65,6 @@ class Every:
     def latest(self, instant: Micros) -> Micros:
         """Return the last one that is not later than this."""
         return instant - (instant - self._offset) % self._every
-
-
-class Union:
-    """The instants of several expressions together."""
-
-    def __init__(self, parts: list[Times]) -> None:
-        self._parts = parts
-
-    def following(self, instant: Micros) -> Micros | None:
-        """Return the first one later than this."""
-        return min(
-            (one for part in self._parts if (one := part.following(instant)) is not None), default=None
-        )
-
-    def latest(self, instant: Micros) -> Micros | None:
-        """Return the last one that is not later than this."""
-        return max((one for part in self._parts if (one := part.latest(instant)) is not None), default=None)
 
 
 class Cron:
@@ -207,13 +180,30 @@ def _parse(expression: str) -> CronSim:
         raise InvalidRequest(f"cron {shown!r}: {name} {field!r} is wrong: it takes {allowed}") from None
 
 
+_cron = lru_cache(4096)(Cron)
+
+
+class Union:
+    """The instants of several expressions together."""
+
+    def __init__(self, parts: list[Cron]) -> None:
+        self._parts = parts
+
+    def following(self, instant: Micros) -> Micros | None:
+        """Return the first one later than this; None if there is none in the next 50 years."""
+        return min(
+            (one for part in self._parts if (one := part.following(instant)) is not None), default=None
+        )
+
+    def latest(self, instant: Micros) -> Micros | None:
+        """Return the last one that is not later than this; None if there is none in the 50 years before."""
+        return max((one for part in self._parts if (one := part.latest(instant)) is not None), default=None)
+
+
+Times: TypeAlias = Every | Union
+
+
 @lru_cache(4096)
 def times_of(crons: tuple[str, ...], every: Micros, offset: Micros, zone: str) -> Times:
     """Return the instants of a union of expressions, or of an interval. Raises InvalidRequest."""
-    if every:
-        return Every(every, offset)
-    parts: list[Times] = [_cron(one, zone) for one in crons]
-    return parts[0] if len(parts) == 1 else Union(parts)
-
-
-_cron = lru_cache(4096)(Cron)
+    return Every(every, offset) if every else Union([_cron(one, zone) for one in crons])
