@@ -8,13 +8,13 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from taskharbor.broker.models import Submitted
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
 from taskharbor.cli.enqueue import payload_of
 from taskharbor.cli.errors import BadInput
 from taskharbor.cli.options import COUNT, Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, cell, state_cell
+from taskharbor.drivers.records import Enqueued
 from taskharbor.jobs import SECOND, Micros, to_micros
 from taskharbor.schedules import Schedule, ScheduleInfo
 from taskharbor.schedules.specification import CatchUpMode, Overlap
@@ -25,7 +25,7 @@ _name = click.argument("name")
 
 @click.group(cls=opt.Group, invoke_without_command=True)
 def schedules(settings: Invocation) -> None:
-    """Schedules: list, show, put, pause, resume, trigger, backfill, delete."""
+    """Schedules: list, show, put, pause, trigger, backfill, delete."""
     context = click.get_current_context()
     if context.invoked_subcommand is None:
         context.invoke(list_schedules)
@@ -114,14 +114,7 @@ def _when(spec: Schedule | None) -> str:
     "--catch-up", opt.duration, "Make missed ticks up to this age.  [default: one interval]", metavar="AGE"
 )
 @option("--catch-up-mode", click.Choice(get_args(CatchUpMode)), "A job for each, or one for all.", "each")
-@option(
-    "--jitter",
-    opt.duration,
-    "Spread the jobs over this time.",
-    "0s",
-    metavar="DURATION",
-    show_default=False,
-)
+@option("--jitter", opt.duration, "Spread the jobs over this time.", "0s", metavar="DURATION")
 @flag("--pause-on-failure", "Pause when a job is dead.")
 @option("--revision", click.IntRange(min=0), "Change nothing if a higher one is stored.")
 @option("--queue -q", "QUEUE", "Of the jobs.")
@@ -193,7 +186,7 @@ def trigger(settings: Invocation, name: str) -> None:
     """Make a job of the schedule now, beside its ticks."""
     with opt.open_client(settings) as client:
         handle = client.schedules.trigger(name)
-    out.answer(settings, Submitted(handle.id, handle.existed), handle.id)  # type: ignore[call-arg]
+    out.answer(settings, Enqueued(handle.id, handle.existed), handle.id)
 
 
 @schedules.command()

@@ -138,7 +138,7 @@ def name_app(settings: Invocation, references: tuple[str, ...]) -> None:
 @flag("--every-type", "Claim jobs of every type. One that the app does not declare is dead.")
 @option("--heartbeat", opt.duration, "Between renewals.  [default: a third of the lease]")
 @flag("--heartbeat-process", "Renew from a process of its own while a job holds the GIL (Linux).")
-@flag("--prune-schedules", "First delete schedules that code of this app declared, and no longer does.")
+@flag("--prune-schedules", "First delete schedules that the app no longer declares.")
 @option("--name", "NAME", "The worker's name.  [default: host, pid, noise]")
 @option("--processes", click.IntRange(1, 256), "Worker processes.", 1)
 @flag("--reload/--no-reload", "Restart when a .py file of the app changes (development).", show_default=False)

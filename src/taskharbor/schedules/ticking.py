@@ -24,7 +24,8 @@ from taskharbor.schedules.tick_ids import generation_of, tick_id
 log = logging.getLogger("taskharbor.schedules")
 
 BATCH = 500
-"""Schedules in one step."""
+"""Schedules in one call."""
+_MOST = 20 * BATCH
 SKIPPED = "Skipped"
 """The type of the error in the attempt log for ticks that made no job, because one before them has not ended."""
 OPEN_STATES = frozenset(JobState) - TERMINAL_STATES
@@ -48,28 +49,32 @@ class _Step(msgspec.Struct, eq=False):
 
 
 async def tick(driver: Driver, now: Micros, worker: str) -> int:
-    """Make the jobs of up to 500 due schedules. Returns the number of schedules: call again until it is 0.
+    """Make the jobs of up to 10,000 due schedules. Returns the number of schedules: call again until it is 0.
 
     Raises:
         BackendUnavailable: The backend does not answer. The leases run out, and the step is repeated.
     """
-    leased = await driver.reserve(QUEUE, limit=BATCH, lease_for=LEASE, now=now, worker=worker)
-    if not leased:
-        return 0
-    steps = [_planned(record, now) for record in leased]
-    await _look(driver, [one for one in steps if one.ticks and _needs_look(one)], now)
-    for one in steps:
-        if one.ticks and not one.error:
+    size, steps = min(BATCH, driver.capabilities.batch), list[_Step]()
+    # The jobs of all come first: they wait for no release.
+    while len(steps) < _MOST:
+        leased = await driver.reserve(QUEUE, limit=size, lease_for=LEASE, now=now, worker=worker)
+        batch = [_planned(record, now) for record in leased]
+        await _look(driver, [one for one in batch if one.ticks and _needs_look(one)], now)
+        for one in batch:
             _make(one, now)
-    await _enqueue(driver, [one for one in steps if one.jobs], now)
-    done = [one for one in steps if not one.error and one.settlement is not None]
-    answers = await driver.settle([one.settlement for one in done if one.settlement is not None], now=now)
-    for one, answer in zip(done, answers, strict=True):
-        if answer is not None:
-            log.debug("schedule %s: %s", one.name, answer)
+        await _enqueue(driver, [one for one in batch if one.jobs], now)
+        for one in batch:
+            one.jobs = []
+        steps += batch
+        if len(leased) < size:
+            break
+    ends = [one.settlement for one in steps if not one.error and one.settlement is not None]
+    for part in chunks(ends, size):
+        for error in filter(None, await driver.settle(part, now=now)):
+            log.debug("a schedule could not be released: %s", error)
     if failed := [one for one in steps if one.error]:
         await _report(driver, failed, now)
-    return len(leased)
+    return len(steps)
 
 
 def _planned(record: JobRecord, now: Micros) -> _Step:
@@ -92,7 +97,8 @@ def _needs_look(step: _Step) -> bool:
 
 
 def _make(step: _Step, now: Micros) -> None:
-    assert step.reading is not None
+    if not step.ticks or step.error or step.reading is None:
+        return
     ticks, missed, generation = step.ticks, 0, generation_of(step.record.id)
     if step.reading.spec.catch_up_mode == "last":
         ticks, missed = ticks[-1:], len(ticks) - 1
