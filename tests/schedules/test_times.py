@@ -160,8 +160,8 @@ def test_both_rules_hold_where_the_clock_is_changed(zone: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("zone", ZONES)
 def test_both_rules_hold_in_every_zone(zone: str) -> None:
-    for start in near_a_change(zone):
-        for expression in FIXED[:4] + WILD:
+    for start in near_a_change(zone)[::3]:
+        for expression in FIXED[:2] + WILD[:2]:
             agree(expression, zone, start)
 
 
