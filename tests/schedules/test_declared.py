@@ -12,16 +12,18 @@ import msgspec
 import pytest
 
 from schedules.harness import START
-from taskharbor import Forbidden, Harbor, InvalidRequest, JobFilter, JobState, Schedule
+from taskharbor import AsyncClient, Forbidden, Harbor, InvalidRequest, JobFilter, JobState, Schedule
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.runtime import Service
 from taskharbor.clock import FakeClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.harbor import origin_of
 from taskharbor.jobs import SECOND
 from taskharbor.schedules import QUEUE
 from taskharbor.schedules.tick_ids import parse_tick_id
 from taskharbor.schedules.ticking import tick
+from taskharbor.testing.broker import running_broker
 from taskharbor.worker.backend_loop import ScheduleLoop
 from worker.stage import eventually, finish, running, stage
 
@@ -229,3 +231,21 @@ async def test_a_broker_ticks_unless_it_trusts_the_time_of_clients(trusts: bool)
                 await eventually(is_made)
     finally:
         await service.close()
+
+
+async def test_through_a_broker(tmp_path: Path) -> None:
+    with running_broker(f"sqlite:///{tmp_path}/jobs.db") as url:
+        harbor, done = Harbor(url), asyncio.Event()
+
+        @harbor.job(every=1)
+        async def beat(at: datetime) -> None:
+            done.set()
+
+        async with running(harbor.worker()):
+            await finish(done.wait())
+        async with AsyncClient(url) as client:
+            (info,) = await client.schedules.list(app=harbor)
+            assert (info.name, info.state, info.origin) == ("beat", "active", origin_of(__name__))
+            (own,) = (await client.list_jobs(JobFilter(queue=QUEUE))).jobs
+            log = await client.job_attempts(own.id)
+            assert {row.worker for row in log} == {"broker"}
