@@ -178,7 +178,7 @@ def _normal(schedule: Schedule) -> Schedule:
         ),
         (is_keyed, f"key {schedule.key!r}: overlap {schedule.overlap!r} gives the jobs a key of its own"),
         (
-            bool(crons) and us["offset"],
+            bool(crons) and us.get("offset", 0),
             "offset moves the instants of `every`: write it into the cron expression",
         ),
         (not crons and us.get("every", 0) < SECOND, f"every {schedule.every!r}: at least 1 second"),
@@ -204,7 +204,10 @@ def _normal(schedule: Schedule) -> Schedule:
             raise InvalidRequest(message)
     from taskharbor.schedules.times import times_of
 
-    if times_of(crons, us.get("every", 0), us["offset"], schedule.zone).following((start or 1) - 1) is None:
+    if (
+        times_of(crons, us.get("every", 0), us.get("offset", 0), schedule.zone).following((start or 1) - 1)
+        is None
+    ):
         raise InvalidRequest(f"cron {schedule.cron!r} never matches")
     seconds: dict[str, Any] = {field: duration / SECOND for field, duration in us.items()}
     return replace(schedule, cron=crons or None, **seconds)
@@ -277,7 +280,7 @@ class Reading:
         self.stored = stored
         self.spec = spec = stored.spec
         us = {field: round((getattr(spec, field) or 0) * SECOND) for field in _DURATIONS}
-        self.times = times_of(tuple(spec.cron or ()), us["every"], us["offset"], spec.zone)
+        self.times = times_of(tuple(spec.cron or ()), us["every"], us.get("offset", 0), spec.zone)
         self.start: Micros = 0 if spec.start is None else to_micros(spec.start)
         ends = (stored.until, None if spec.end is None else to_micros(spec.end), FAR - 1)
         self.end: Micros = min(one for one in ends if one is not None)
