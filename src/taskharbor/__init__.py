@@ -24,6 +24,7 @@ The modules, in the order in which a job passes through them:
 - `broker`: a server that offers any driver over HTTP.
 - `worker`: claims jobs, runs their handlers, settles them. `middleware` is around each handler, `signals` are the exceptions that
   a handler can raise, `retry` says when a failed job runs again.
+- `schedules`: makes jobs by cron expressions and at intervals.
 - `clock`, `errors`: the time and the exceptions that all of them use.
 - `cli` (with `__main__`), `testing`, `demo`, `spark`: the command line, helpers for tests, the demo, the Spark pipeline.
 """
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from taskharbor.errors import QueueNotFound as QueueNotFound
     from taskharbor.errors import RemoteError as RemoteError
     from taskharbor.errors import ResultNotKept as ResultNotKept
+    from taskharbor.errors import ScheduleNotFound as ScheduleNotFound
     from taskharbor.errors import SchemaMismatch as SchemaMismatch
     from taskharbor.errors import TaskHarborError as TaskHarborError
     from taskharbor.errors import ThreadsLost as ThreadsLost
@@ -87,6 +89,8 @@ if TYPE_CHECKING:
     from taskharbor.retry import ExponentialBackoff as ExponentialBackoff
     from taskharbor.retry import FixedDelays as FixedDelays
     from taskharbor.retry import RetryPolicy as RetryPolicy
+    from taskharbor.schedules import Schedule as Schedule
+    from taskharbor.schedules import ScheduleInfo as ScheduleInfo
     from taskharbor.signals import Cancel as Cancel
     from taskharbor.signals import Retry as Retry
     from taskharbor.signals import Snooze as Snooze
@@ -101,13 +105,15 @@ _HOMES = {
     "drivers.contract": "JobFilter QueueSettings QueueStats",
     "errors": "BackendUnavailable CodecError Forbidden HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead"
     " JobNotFound JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid QueueNotFound"
-    " RemoteError ResultNotKept SchemaMismatch TaskHarborError ThreadsLost UnknownDriver WaitTimeout WorkerProcessDied",
+    " RemoteError ResultNotKept ScheduleNotFound SchemaMismatch TaskHarborError ThreadsLost UnknownDriver WaitTimeout"
+    " WorkerProcessDied",
     "failures": "FailedJob",
     "handlers": "Options",
     "harbor": "AsyncJobType Harbor JobType SyncJobType",
     "jobs": "Attempt Failure JobRecord JobRequest JobState Lease Outcome UpdateFlags",
     "middleware": "Job Middleware current_job",
     "retry": "ExponentialBackoff FixedDelays RetryPolicy",
+    "schedules": "Schedule ScheduleInfo",
     "signals": "Cancel Retry Snooze Unrecoverable",
     "worker": "Worker",
 }

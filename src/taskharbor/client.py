@@ -53,6 +53,7 @@ from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientW
 
 if TYPE_CHECKING:
     from taskharbor.harbor import Harbor
+    from taskharbor.schedules import AsyncSchedules, Schedules
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -383,6 +384,13 @@ class AsyncClient:
             )
         return AsyncClientWithin(joined, self.builder, self.now)
 
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """The schedules of the store: put, list, pause, trigger and delete them."""
+        from taskharbor.schedules.client import AsyncSchedules
+
+        return AsyncSchedules(self)
+
     # -- looking ------------------------------------------------------------------------------------------
 
     async def get(self, job_id: str) -> JobRecord:
@@ -662,13 +670,13 @@ def portal() -> Portal:
         return _portal
 
 
-def _blocking(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Client, P], T]:
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
     """Make the synchronous form of a method."""
 
     @functools.wraps(method)
-    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return portal().call(method(self._inner, *args, **kwargs))
 
     return call
@@ -705,6 +713,13 @@ class Client:
         """This client."""
         return self
 
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the store: put, list, pause, trigger and delete them."""
+        from taskharbor.schedules.client import Schedules
+
+        return Schedules(self)
+
     def async_client(self) -> AsyncClient:
         """Not there: a handle that this client made has the synchronous forms only."""
         raise RuntimeError("this handle comes from a Client: use the form without _async, or an AsyncClient")
@@ -720,29 +735,29 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    close = _blocking(AsyncClient.close)
-    now = _blocking(AsyncClient.now)
-    enqueue_batch = _blocking(AsyncClient.enqueue_batch)
-    enqueue_like = _blocking(AsyncClient.enqueue_like)
-    get = _blocking(AsyncClient.get)
-    get_many = _blocking(AsyncClient.get_many)
-    list_jobs = _blocking(AsyncClient.list_jobs)
-    stats = _blocking(AsyncClient.stats)
-    job_attempts = _blocking(AsyncClient.job_attempts)
-    read_attempts = _blocking(AsyncClient.read_attempts)
-    resolve = _blocking(AsyncClient.resolve)
-    cancel = _blocking(AsyncClient.cancel)
-    cancel_many = _blocking(AsyncClient.cancel_many)
-    cancel_key = _blocking(AsyncClient.cancel_key)
-    cancel_keys = _blocking(AsyncClient.cancel_keys)
-    requeue = _blocking(AsyncClient.requeue)
-    requeue_many = _blocking(AsyncClient.requeue_many)
-    purge = _blocking(AsyncClient.purge)
-    settings = _blocking(AsyncClient.settings)
-    configure = _blocking(AsyncClient.configure)
-    pause = _blocking(AsyncClient.pause)
-    resume = _blocking(AsyncClient.resume)
-    declare = _blocking(AsyncClient.declare)
+    close = blocking(AsyncClient.close)
+    now = blocking(AsyncClient.now)
+    enqueue_batch = blocking(AsyncClient.enqueue_batch)
+    enqueue_like = blocking(AsyncClient.enqueue_like)
+    get = blocking(AsyncClient.get)
+    get_many = blocking(AsyncClient.get_many)
+    list_jobs = blocking(AsyncClient.list_jobs)
+    stats = blocking(AsyncClient.stats)
+    job_attempts = blocking(AsyncClient.job_attempts)
+    read_attempts = blocking(AsyncClient.read_attempts)
+    resolve = blocking(AsyncClient.resolve)
+    cancel = blocking(AsyncClient.cancel)
+    cancel_many = blocking(AsyncClient.cancel_many)
+    cancel_key = blocking(AsyncClient.cancel_key)
+    cancel_keys = blocking(AsyncClient.cancel_keys)
+    requeue = blocking(AsyncClient.requeue)
+    requeue_many = blocking(AsyncClient.requeue_many)
+    purge = blocking(AsyncClient.purge)
+    settings = blocking(AsyncClient.settings)
+    configure = blocking(AsyncClient.configure)
+    pause = blocking(AsyncClient.pause)
+    resume = blocking(AsyncClient.resume)
+    declare = blocking(AsyncClient.declare)
 
     def enqueue(self, request: JobRequest) -> JobHandle[Any]:
         """Enqueue one job. Returns a handle on it."""

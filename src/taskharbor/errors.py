@@ -84,6 +84,17 @@ class RemoteError(TaskHarborError):
         self.failure = failure
 
 
+class ScheduleNotFound(TaskHarborError, LookupError):
+    """No schedule has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"there is no schedule {self.name!r}"
+
+
 class QueueNotFound(TaskHarborError, LookupError):
     """A queue that was to be configured has never had a job, a setting or a declaration."""
 

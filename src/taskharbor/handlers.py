@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
@@ -67,6 +67,9 @@ class JobOptions(DeclaredOptions, total=False):
 
     isolation: Isolation
     size: int
+    cron: str | Sequence[str]
+    every: timedelta | float
+    zone: str
 
 
 def check_options(options: dict[str, Any], known: type[Any], what: str) -> None:

@@ -41,7 +41,7 @@ from taskharbor.drivers.validation import listed
 from taskharbor.errors import CodecError, Forbidden, InvalidRequest
 from taskharbor.failures import FailureHandler, OnFailure, served_queues
 from taskharbor.handlers import Handler, JobOptions, Lifespan, Options, check_options, check_result_bytes
-from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest, Micros
+from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest, Micros, to_datetime
 from taskharbor.queue_settings import QueueOptions, changing, declare
 from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder, wrong_row
 from taskharbor.transactions import (
@@ -56,6 +56,7 @@ from taskharbor.transactions import (
 if TYPE_CHECKING:
     from taskharbor.batch_jobs import BatchJobOptions, BatchJobType
     from taskharbor.middleware import Middleware
+    from taskharbor.schedules.specification import Schedule, ScheduleOptions, StoredSchedule
     from taskharbor.worker import Worker
     from taskharbor.worker.worker import WorkerOptions
 
@@ -271,6 +272,15 @@ def _check_function(function: Any, type: str | None) -> None:
     raise InvalidRequest(f"{function!r} cannot be a job: {instead}")
 
 
+def origin_of(module: str) -> str:
+    """Return the top package of a module; of a script the name under which a worker imports it."""
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        file = os.path.basename(getattr(main, "__file__", None) or module)
+        module = main.__spec__.name if main.__spec__ else file.removesuffix(".py")
+    return module.partition(".")[0]
+
+
 class SyncJobType(JobType[P, R]):
     """A job declared on `def`. A call runs the function directly."""
 
@@ -356,6 +366,8 @@ class Harbor:
         """The queues of this app's jobs: the default queue, and every queue that a declaration names."""
         self.declared_queues: dict[str, QueueOptions] = {}
         """Settings of queues, by `queue`. A worker applies them when it starts."""
+        self.schedules: dict[str, functools.partial[StoredSchedule]] = {}
+        """Declared schedules by name, without the time at which they begin. A worker stores them when it starts."""
         self.clock = clock
         self._lock = threading.Lock()
         self._client: Client | None = None
@@ -488,6 +500,9 @@ class Harbor:
             on_invalid: "dead" or "complete": how a job ends whose payload does not fit.
             max_result_bytes: The longest encoded result that is kept. Default: the app's, which is 65,536.
             codec: "json", "msgpack", or one that was registered before. Default: the app's, which is json.
+            cron: An expression, or several: a schedule of the job's name makes a job at each of these times. See `schedule`.
+            every: A distance in seconds or as a timedelta, for a schedule likewise.
+            zone: The zone of the cron expressions, as in "Europe/Berlin". Default: UTC.
 
         Raises:
             InvalidRequest: An option has a wrong value, or the function cannot be a job.
@@ -511,6 +526,9 @@ class Harbor:
         result_type = typing.get_type_hints(function).get("return", Any)
         kind: Any = AsyncJobType if handler.is_async else SyncJobType
         declared: JobType[..., Any] = self._remember(kind, handler, options, result_type)
+        times: Any = {name: options[name] for name in ("cron", "every", "zone") if name in options}
+        if times:
+            self.schedule(type, declared, **times)
         return declared
 
     def _handler(self, options: Mapping[str, Any], **own: Any) -> Handler:
@@ -582,6 +600,84 @@ class Harbor:
         self.declared_queues[name] = settings
         if name not in self.queues:
             self.queues.append(name)
+
+    def schedule(
+        self,
+        name: str,
+        job: JobType[..., Any] | str,
+        *,
+        payload: Mapping[str, Any] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> None:
+        """Declare a schedule: `harbor.schedule("daily-report", report, cron="30 2 * * *", zone="Europe/Berlin")`.
+
+        A worker stores it when it starts. A handler with a parameter `at` or `previous` gets the time of the tick, or of the one
+        before, unless the payload gives the argument.
+
+        Args:
+            name: The name of the schedule in the store.
+            job: The declared job, or its type.
+            payload: A mapping of the job's arguments.
+            options: Fields of `Schedule`: when (`cron` or `every`, `offset`, `zone`, `start`, `end`, `limit`, `jitter`), what
+                happens to ticks that were missed (`catch_up`, `catch_up_mode`) or that come too early (`overlap`),
+                `pause_on_failure`, `revision`, and options of the jobs: `queue`, `priority`, `timeout`, `max_attempts`,
+                `max_stalls`, `backoff`, `headers`, `key`.
+
+        Raises:
+            InvalidRequest: A value is not allowed, or the schedule is declared already.
+            TypeError: There is no option of this name.
+        """
+        from taskharbor.schedules.specification import Schedule
+
+        if "lane" in options:
+            raise InvalidRequest(f"schedule {name!r}: there are no lanes yet: leave out lane")
+        if name in self.schedules:
+            raise InvalidRequest(f"the schedule {name!r} is declared already; give this one another name")
+        type = job if isinstance(job, str) else job.type
+        caller = sys._getframe(1).f_globals["__name__"]
+        module = self.jobs[type].__wrapped__.__module__ if type in self.jobs else caller
+        schedule = Schedule(name=name, job=type, payload=payload, **options)
+        self.schedules[name] = self._scheduled(schedule, origin_of(module))
+
+    def _scheduled(self, schedule: Schedule, origin: str | None = None) -> functools.partial[StoredSchedule]:
+        """Complete a schedule by the declaration of its job, and check it. What is stored also needs the time: `now`."""
+        from taskharbor.schedules.specification import FILLED, request_of, stored_schedule
+
+        request, fills = request_of(schedule), tuple[str, ...]()
+        declared = self.jobs.get(schedule.job)
+        if declared is not None and declared.handler.arguments is not None:
+            known = declared.handler.arguments.type.__struct_fields__
+            fills = tuple(one for one in FILLED if one in known and one not in request.payload)
+            # Any instant will do to check the call.
+            request.payload, request.codec = (
+                {**request.payload, **dict.fromkeys(fills, to_datetime(0))},
+                "json",
+            )
+            request = declared._completed(request)
+            encoded = msgspec.json.decode(request.payload.data)
+            request.payload = {name: value for name, value in encoded.items() if name not in fills}
+        stored = functools.partial(
+            stored_schedule, schedule, request, self._builder, fills=fills, origin=origin
+        )
+        stored(now=0)
+        return stored
+
+    @property
+    def origins(self) -> set[str]:
+        """The top packages of the code that declares this app's jobs and schedules."""
+        modules = {origin_of(job.__wrapped__.__module__) for job in self.jobs.values()}
+        return modules | {declared.keywords["origin"] for declared in self.schedules.values()}
+
+    async def _on_start(self, driver: Driver, now: Micros) -> None:
+        await self._declare_queues(driver, now)
+        if self.schedules:
+            from taskharbor.schedules.client import put
+
+            for name, declared in self.schedules.items():
+                try:
+                    await put(driver, declared(now=now), now)
+                except Forbidden as error:
+                    log.warning("the declaration of schedule %s is not applied: %s", name, error)
 
     async def _declare_queues(self, driver: Driver, now: Micros) -> None:
         for queue, settings in self.declared_queues.items():
@@ -689,7 +785,7 @@ class Harbor:
             "codecs": self.codecs,
             "clock": self.clock,
             "lifespan": self.lifespan,
-            "on_start": self._declare_queues,
+            "on_start": self._on_start,
         }
         worker = Worker(self.driver(), **typing.cast("WorkerOptions", {**of_app, **options}))
         for handler in self.handlers.values():

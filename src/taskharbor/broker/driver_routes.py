@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -92,7 +93,7 @@ class DriverCalls:
         if isinstance(call, op.Hello):
             return Greeting(
                 version=wire.VERSION,
-                capabilities=service.driver.capabilities,
+                capabilities=replace(service.driver.capabilities, ticks_schedules=service.sweeps),
                 max_batch=config.max_batch,
                 max_body=config.max_body_bytes,
                 max_wait=config.max_wait_seconds,

@@ -22,7 +22,7 @@ from taskharbor.drivers.records import Woken
 from taskharbor.drivers.waiting import Look, Notifications, wait
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
-from taskharbor.worker.backend_loop import SweepLoop
+from taskharbor.worker.backend_loop import ScheduleLoop, SweepLoop
 
 log = logging.getLogger("taskharbor.broker")
 
@@ -73,7 +73,8 @@ class Service:
         """None: any number of brokers answer over this store."""
         self._candidacy = candidacy
         # If clients give their own time, the broker's clock must not end their leases.
-        self._sweeps = self.config.sweeps and not self.config.trust_client_time
+        self.sweeps = self.config.sweeps and not self.config.trust_client_time
+        """True if this broker ends expired leases, applies retention and makes the jobs of schedules."""
         self.stopping = asyncio.Event()
         """Set: long polls are answered at once, and new calls are refused."""
         self._clock: Clock = clock or BackendClock(driver.time)
@@ -111,9 +112,14 @@ class Service:
                 await self.driver.close()
                 raise
         self._tasks.append(asyncio.create_task(self._tend()))
+        if self.sweeps:
+            schedules = ScheduleLoop(
+                self.driver, clock=self._clock, name="broker", is_on=lambda: self.is_leading
+            )
+            self._tasks.append(asyncio.create_task(schedules.run()))
         if self._candidacy is not None:
             expire = getattr(self.driver, "expire_in_every_pass", None)
-            if expire is not None and self._sweeps:
+            if expire is not None and self.sweeps:
                 expire(self.now)
             self.leads = self._candidacy()
             self._tasks.append(asyncio.create_task(self._lead(self.leads)))
@@ -149,7 +155,7 @@ class Service:
             try:
                 if isinstance(self._clock, BackendClock) and self._clock.is_due:
                     await self._clock.sync()
-                if self._sweeps and self.is_leading:
+                if self.sweeps and self.is_leading:
                     await sweep.sweep()
             except (TaskHarborError, OSError) as error:
                 log.debug("the sweep failed (%s); it is repeated", type(error).__name__)

@@ -106,7 +106,7 @@ def enqueue(
     if type is None:
         hint = "`taskharbor enqueue --help` has examples"
         raise BadInput("say which type of job, or give --from FILE", hint=hint)
-    decoded = _payload(words, options["arguments"], app.handlers.get(type) if app else None)
+    decoded = payload_of(words, options["arguments"], app.handlers.get(type) if app else None)
     if options["run_at"] is not None and options["delay"] is not None:
         raise BadInput("give either --run-at or --delay, not both")
     fields = {name: value for name, value in options.items() if name in JobRequest.__struct_fields__}
@@ -132,7 +132,8 @@ def _declared(app: Harbor | None, request: JobRequest) -> JobRequest:
 _QUOTE = 'quote it for the shell: \'{"name": "Ada"}\', or use --arg name=Ada'
 
 
-def _payload(words: tuple[str, ...], arguments: tuple[str, ...], handler: Handler | None) -> Any:
+def payload_of(words: tuple[str, ...], arguments: tuple[str, ...], handler: Handler | None) -> Any:
+    """Return the payload that a command line gives, as JSON in one word or by arguments."""
     if len(words) > 1:
         said = f"the payload is one word for the shell, and here are {len(words)}: {' '.join(words)}"
         raise BadInput(said, hint=_QUOTE)

@@ -22,6 +22,7 @@ from taskharbor.cli.lake import lake
 from taskharbor.cli.options import Group, Invocation, command
 from taskharbor.cli.pipeline import history, pipeline
 from taskharbor.cli.queues import queues, stats
+from taskharbor.cli.schedules import schedules
 from taskharbor.cli.worker import spark_worker, worker
 
 _INSTALL = {
@@ -43,7 +44,7 @@ def completion(settings: Invocation, shell: str) -> None:
 SECTIONS: tuple[tuple[str, tuple[click.Command, ...]], ...] = (
     ("Start here", (demo, worker, enqueue)),
     ("Look", (stats, list_jobs, inspect)),
-    ("Operate", (queues, cancel, dlq, broker, spark_worker)),
+    ("Operate", (queues, schedules, cancel, dlq, broker, spark_worker)),
     ("Analyse", (pipeline, lake, history)),
     ("Set up", (doctor, migrate, completion)),
 )
@@ -62,6 +63,7 @@ class Root(Group):
             ("list", "jobs ls failed"),
             ("queues pause", "pause"),
             ("queues resume", "resume"),
+            ("schedules", "cron schedule beat"),
             ("cancel", "stop revoke"),
             ("dlq requeue", "retry requeue"),
             ("dlq purge", "purge delete remove"),

@@ -138,6 +138,7 @@ def name_app(settings: Invocation, references: tuple[str, ...]) -> None:
 @flag("--every-type", "Claim jobs of every type. One that the app does not declare is dead.")
 @option("--heartbeat", opt.duration, "Between renewals.  [default: a third of the lease]")
 @flag("--heartbeat-process", "Renew from a process of its own while a job holds the GIL (Linux).")
+@flag("--prune-schedules", "First delete schedules that the app no longer declares.")
 @option("--name", "NAME", "The worker's name.  [default: host, pid, noise]")
 @option("--processes", click.IntRange(1, 256), "Worker processes.", 1)
 @flag("--reload/--no-reload", "Restart when a .py file of the app changes (development).", show_default=False)
@@ -154,6 +155,13 @@ def worker(settings: Invocation, /, references: tuple[str, ...], **options: Any)
         return _supervise(settings, options)
     harbor = settings.harbor
     one = harbor.worker(**opt.chosen_options(options))
+    if options["prune_schedules"]:
+        for gone in [
+            info.name for info in harbor.client.schedules.list(app=harbor) if info.state == "orphaned"
+        ]:
+            harbor.client.schedules.delete(gone)
+            log.info("schedule %s is deleted: the app no longer declares it", gone)
+        harbor.close()
     one.is_made_by_import = True
     supervised = options["supervised"]
     if supervised is None:

@@ -245,6 +245,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     may get the error of the moment before or after the change."""
     publishes_at_once: bool = False
     """`publish_blobs` turns any number of blobs into jobs in one transaction."""
+    waits_by_requests: bool = False
+    """A `wait` asks the store again and again, and each request has its price."""
+    ticks_schedules: bool = False
+    """A broker in front of the store makes the jobs of due schedules, so its workers need not."""
     batch: int = 1000
     """The number of quick jobs that a worker leases or settles in one call. A larger number makes a call cheaper per job, and
     makes others wait longer."""

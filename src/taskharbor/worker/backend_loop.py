@@ -1,4 +1,4 @@
-"""The backend's side of a worker: fetch, heartbeat, settle and sweep, on an event loop no handler ever runs on.
+"""The backend's side of a worker: fetch, heartbeat, settle, sweep and schedules, on an event loop no handler ever runs on.
 
 A handler that blocks for three lease times keeps its lease: heartbeats never run on the handlers' event loop.
 """
@@ -16,8 +16,9 @@ from functools import partial
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, Extension, JobFilter, Release
-from taskharbor.errors import BackendUnavailable, JobError, SchemaMismatch, TaskHarborError
+from taskharbor.errors import BackendUnavailable, Forbidden, JobError, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import SECOND, JobState, Lease
+from taskharbor.schedules import QUEUE as SCHEDULES
 from taskharbor.worker.fetch import Assignment, BackendLoop, FetchLoop, Troubles
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Hold
 from taskharbor.worker.settle import SettleLoop
@@ -30,6 +31,8 @@ _EMPTY_EVERY = 0.05
 _KEPT = "%d threads did not stop in time; their jobs are given back when they end, or when the process does"
 _STOOD = "no heartbeat for %.1f s: a handler held the interpreter lock, or this process was stopped"
 RECLAIM_EVERY = 5.0
+LOOK_EVERY = 60.0
+"""Seconds after which schedules are looked at in any case: the backend's clock may have been set."""
 PRUNE_EVERY = 60.0
 SWEEP_BATCH = 1000
 
@@ -54,6 +57,9 @@ class Engine(BackendLoop):
         self._settle = SettleLoop(assignment, self._fetch.made_room)
         self._sweep = SweepLoop(self._driver, clock=self._clock, rng=assignment.outage.random)
         self._runner.finished = self._settle.finished
+        self._schedules = ScheduleLoop(
+            self._driver, clock=self._clock, name=self._config.name, poll=self._config.poll_interval
+        )
 
     def request_stop(self, *, now: bool = False) -> None:
         """From any thread."""
@@ -103,6 +109,9 @@ class Engine(BackendLoop):
         lasting = [asyncio.ensure_future(loop.run()) for loop in (self._heartbeat, self._settle, self._sweep)]
         if config.until_empty:
             lasting.append(asyncio.ensure_future(self._stop_when_empty()))
+        # Not one of those that last: it may end, and a worker that is bounded does not wait for it.
+        is_first = next(iter(self.assignment.siblings), self.assignment) is self.assignment
+        upkeep = [asyncio.ensure_future(self._schedules.run())] if is_first else []
         stopping = asyncio.ensure_future(self._stop.wait())
         fetching.add_done_callback(lambda _: self._changed.set())
         for loop in lasting:
@@ -114,9 +123,9 @@ class Engine(BackendLoop):
                 await self._until_settled(fetching, None, lambda: self._stop.is_set() or self._in_a_hurry)
             await self._shut_down(fetching)
         finally:
-            for task in (stopping, fetching, *lasting):
+            for task in (stopping, fetching, *lasting, *upkeep):
                 task.cancel()
-            await self._end(fetching, *lasting)
+            await self._end(fetching, *lasting, *upkeep)
         for task in (fetching, *lasting):
             error = task.exception() if task.done() and not task.cancelled() else None
             if error is not None and not isinstance(error, (BackendUnavailable, OSError)):
@@ -392,3 +401,65 @@ class SweepLoop:
                 self._prune_at = self._loop.time() + PRUNE_EVERY
                 while await self._driver.prune(now=self._clock.now(), limit=SWEEP_BATCH) >= SWEEP_BATCH:
                     pass
+
+
+class ScheduleLoop:
+    """Makes the jobs of due schedules. It waits for them as the fetch loop waits for jobs, so an idle store is not asked."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        clock: Clock,
+        name: str,
+        poll: float = LOOK_EVERY,
+        is_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._name = name
+        self._is_on = is_on
+        # A clock that is moved by hand passes no time while this waits.
+        self._timeout = LOOK_EVERY if clock.runs_by_itself else poll
+        self._troubles = Troubles()
+        self._seen: str | None = None
+        self._has_schedules = False
+
+    async def run(self) -> None:
+        """Run until cancelled, or until it is clear that somebody else does this."""
+        while not self._driver.capabilities.ticks_schedules:
+            try:
+                if self._is_on():
+                    await self._look()
+                    continue
+            except Forbidden as error:
+                log.debug("schedules are left to others: %s", error)
+                return
+            except (BackendUnavailable, OSError) as error:
+                log.debug("schedules cannot be looked at: %s", error)
+            except Exception as error:
+                self._troubles.say("schedules cannot be looked at", error)
+            await asyncio.sleep(1.0)
+
+    async def _look(self) -> None:
+        from taskharbor.schedules.ticking import tick
+
+        timeout = self._timeout
+        if self._driver.capabilities.waits_by_requests and not self._has_schedules and self._seen is not None:
+            # One request now and then, until there is a schedule.
+            await asyncio.sleep(RECLAIM_EVERY)
+            timeout = 0.0
+        waited = await self._driver.wait([SCHEDULES], now=self._clock.now(), timeout=timeout, seen=self._seen)
+        await self._clock.refresh()
+        while waited.woken:
+            # A stop does not come between the jobs of a tick and the next tick's time: they would wait for the lease.
+            step = asyncio.ensure_future(tick(self._driver, self._clock.now(), self._name))
+            try:
+                if not await asyncio.shield(step):
+                    break
+            except asyncio.CancelledError:
+                with suppress(Exception):
+                    await step
+                raise
+            self._has_schedules = True
+        self._seen = waited.seen

@@ -72,6 +72,7 @@ class HttpDriver(Driver):
         self.__dict__["capabilities"] = Capabilities(
             durable=store.durable,
             passes_over_busy=store.passes_over_busy,
+            ticks_schedules=store.ticks_schedules,
             batch=min(Capabilities().batch, greeting.max_batch),
         )
 

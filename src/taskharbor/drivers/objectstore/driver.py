@@ -92,7 +92,7 @@ class ObjectStoreDriver(Driver):
     nothing is lost, but they slow each other down. For many clients, a broker in front of the store is faster.
     """
 
-    capabilities: ClassVar[rec.Capabilities] = rec.Capabilities()
+    capabilities: ClassVar[rec.Capabilities] = rec.Capabilities(waits_by_requests=True)
     functions: ClassVar[Mapping[type[op.Operation[Any]], Callable[..., Any]]] = {
         **dict.fromkeys(_ARCHIVED_ANSWERS, _by_id),
         op.ListJobs: inspect.list_jobs,

@@ -1,0 +1,341 @@
+"""Puts, lists, pauses, triggers and deletes schedules: `client.schedules` of both clients."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from taskharbor.client import AsyncClient, Client, JobHandle, blocking, chunks, portal
+from taskharbor.drivers.contract import Driver, JobFilter
+from taskharbor.errors import Forbidden, InvalidRequest, ScheduleNotFound
+from taskharbor.jobs import LATEST, SECOND, JobRecord, JobState, Micros, UpdateFlags, to_datetime
+from taskharbor.queue_settings import declare
+from taskharbor.requests import as_instant
+from taskharbor.schedules import QUEUE
+from taskharbor.schedules.specification import (
+    FAR,
+    LEASE,
+    Reading,
+    Schedule,
+    StoredSchedule,
+    decode,
+    own_record,
+    read,
+    request_of,
+    stored_schedule,
+)
+from taskharbor.schedules.tick_ids import generation_of, tick_id
+from taskharbor.schedules.ticking import OPEN_STATES
+
+if TYPE_CHECKING:
+    from taskharbor.harbor import Harbor
+
+log = logging.getLogger("taskharbor.schedules")
+
+MOST_BACKFILLED = 10_000
+_PAGE = 1000
+_SHOWN = 5
+"""The next times of a schedule that are shown."""
+_LOOK_BACK = 10
+"""The last ticks whose jobs are looked at for the state of a schedule."""
+_KEEP_ATTEMPTS = timedelta(days=7)
+
+
+class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule as it is now. All but the specification is computed from the jobs that there are."""
+
+    name: str
+    schedule: Schedule | None
+    """None if it cannot be read on this machine."""
+    state: str
+    """`active`, `paused`, `ended`, or `orphaned`: the app that was asked about no longer declares it."""
+    note: str | None
+    """The reason of a pause."""
+    next: list[datetime]
+    """The next five times."""
+    last: datetime | None
+    """The last tick whose job is still kept."""
+    last_job: str | None
+    """The id of that job."""
+    last_state: JobState | None
+    missed: int
+    """Of the last ten ticks, those without a job of their own: missed, skipped, or merged into another."""
+    error: str | None
+    """The reason why it cannot be worked on, or why its last tick was skipped."""
+    origin: str | None
+    """The package whose code declares it; None: made at run time."""
+    job_id: str
+    """The id of the schedule's own job."""
+
+
+class _Held(msgspec.Struct):
+    """The schedule's own job, and its payload with a change that waits for the end of the lease."""
+
+    record: JobRecord
+    payload: bytes
+
+
+async def put(driver: Driver, stored: StoredSchedule, now: Micros) -> bool:
+    """Store a schedule, or change the one of its name. Returns False if nothing has changed.
+
+    Raises:
+        InvalidRequest: The queue of its jobs forgets them too early.
+    """
+    spec, flags = stored.spec, UpdateFlags(run_at="earlier")
+    for held in await _find(driver, now, spec.name):
+        try:
+            before = decode(held.payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            break  # What cannot be read is replaced.
+        if before.given == stored.given:
+            return False
+        if spec.revision is not None and (before.spec.revision or 0) > spec.revision:
+            log.info("schedule %s: revision %d is not put, a newer one is there", spec.name, spec.revision)
+            return False
+        if before.paused is not None:
+            stored, flags = replace(stored, paused=before.paused), UpdateFlags()
+    keep_done = (await driver.settings(spec.queue or "")).keep_done_us
+    if keep_done is not None and keep_done < 2 * LEASE:
+        raise InvalidRequest(
+            f"schedule {spec.name!r}: queue {spec.queue!r} keeps done jobs for {keep_done / SECOND:g} s, and after a crash a "
+            f"tick is known by its job: set keep_done to {2 * LEASE // SECOND} s or more"
+        )
+    try:
+        await declare(driver, QUEUE, {"keep_attempts": _KEEP_ATTEMPTS}, now)
+    except Forbidden as error:
+        log.debug("the settings of queue %s are not applied: %s", QUEUE, error)
+    # `earlier`: the handler goes on from its cursor, so a change forgets no tick that is due.
+    await driver.enqueue([own_record(stored, now, now, flags)], now=now)
+    return True
+
+
+async def _find(driver: Driver, now: Micros, name: str | None = None) -> list[_Held]:
+    """Return the schedules that there are, or the one of a name."""
+    found: dict[str, _Held] = {}
+    waiting: dict[str, JobRecord] = {}
+    selection, cursor = JobFilter(queue=QUEUE, key=name, states=OPEN_STATES), None
+    while True:
+        page = await driver.list_jobs(selection, now=now, limit=_PAGE, cursor=cursor)
+        for job in page.jobs:
+            if job.state is JobState.BLOCKED:
+                waiting[job.key or ""] = job
+            elif not job.cancel_requested:
+                found[job.key or ""] = _Held(job, job.payload)
+        if (cursor := page.cursor) is None:
+            break
+    for key, job in waiting.items():
+        found.setdefault(key, _Held(job, b"")).payload = job.payload
+    return [found[key] for key in sorted(found)]
+
+
+class AsyncSchedules:
+    """The schedules of a store, for async code: `client.schedules`."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def put(self, schedule: Schedule) -> bool:
+        """Store a schedule, or change the one of its name.
+
+        Returns:
+            False if nothing has changed, or if the stored one has a higher `revision`.
+
+        Raises:
+            InvalidRequest: A field has a wrong value, or the queue of the jobs forgets them too early.
+        """
+        now = await self._client.now()
+        stored = stored_schedule(schedule, request_of(schedule), self._client.builder, now)
+        return await put(self._client.driver, stored, now)
+
+    async def put_stored(self, declared: Callable[..., StoredSchedule]) -> bool:
+        """Store a schedule that an app has completed by the declaration of its job."""
+        now = await self._client.now()
+        return await put(self._client.driver, declared(now=now), now)
+
+    async def get(self, name: str) -> ScheduleInfo:
+        """Return a schedule. Raises ScheduleNotFound."""
+        now = await self._client.now()
+        (info,) = await self._infos([await self._one(name, now)], now)
+        return info
+
+    async def list(self, *, app: Harbor | None = None) -> builtins.list[ScheduleInfo]:
+        """Return all schedules by name. With an app, those that it no longer declares are `orphaned`."""
+        now = await self._client.now()
+        infos = await self._infos(await _find(self._client.driver, now), now)
+        if app is not None:
+            gone = {one.name for one in infos if one.origin in app.origins} - app.schedules.keys()
+            infos = [replace(one, state="orphaned") if one.name in gone else one for one in infos]
+        return infos
+
+    async def pause(self, name: str, note: str = "") -> None:
+        """Pause a schedule: no more ticks until it is resumed. Raises ScheduleNotFound."""
+        await self._change(name, FAR, paused=note)
+
+    async def resume(self, name: str) -> None:
+        """Undo a pause. Ticks of the pause are not made later. Raises ScheduleNotFound."""
+        now = await self._client.now()
+        await self._change(name, now, paused=None, since=now)
+
+    async def trigger(self, name: str) -> JobHandle[Any]:
+        """Make a job of the schedule now, beside its ticks. Raises ScheduleNotFound."""
+        now = await self._client.now()
+        return JobHandle(self._client, await self._trigger(name, now))
+
+    async def _trigger(self, name: str, now: Micros) -> str:
+        held = await self._one(name, now)
+        job = read(held.payload).job("trigger", generation_of(held.record.id), now, now)
+        (accepted,) = await self._client.driver.enqueue([job], now=now)
+        return accepted.id
+
+    async def backfill(self, name: str, start: datetime, end: datetime) -> int:
+        """Make the jobs of all ticks from `start` to `end`, in the past. A tick is made once, however often it is asked for.
+
+        Returns:
+            The number of new jobs.
+
+        Raises:
+            ScheduleNotFound: No schedule has this name.
+            InvalidRequest: It has another `overlap` than "allow", or there are more than 10,000 ticks.
+        """
+        now = await self._client.now()
+        held = await self._one(name, now)
+        reading = read(held.payload)
+        if reading.spec.overlap != "allow":
+            raise InvalidRequest(
+                f"schedule {name!r} has overlap {reading.spec.overlap!r}, so all but one of the jobs would be left out: enqueue "
+                "them yourself, or put the schedule with overlap 'allow'"
+            )
+        low, high = as_instant("start", start), as_instant("end", end)
+        if high > now or low > high:
+            raise InvalidRequest(
+                f"backfill from {start} to {end}: give two instants in the past, the earlier one first"
+            )
+        ticks, tick = list[Micros](), reading.times.following(low - 1)
+        while tick is not None and tick <= high:
+            ticks.append(tick)
+            if len(ticks) > MOST_BACKFILLED:
+                raise InvalidRequest(
+                    f"backfill from {start} to {end}: more than {MOST_BACKFILLED} ticks, ask for fewer"
+                )
+            tick = reading.times.following(tick)
+        made, generation = 0, generation_of(held.record.id)
+        for part in chunks(ticks, _PAGE):
+            jobs = [reading.job("backfill", generation, one, now) for one in part]
+            made += sum(not one.existed for one in await self._client.driver.enqueue(jobs, now=now))
+        return made
+
+    async def delete(self, name: str) -> None:
+        """Delete a schedule. Jobs that it has made stay. Raises ScheduleNotFound."""
+        now = await self._client.now()
+        await self._one(name, now)
+        await self._client.driver.cancel_keys([name], queue=QUEUE, now=now)
+
+    async def _one(self, name: str, now: Micros) -> _Held:
+        found = await _find(self._client.driver, now, name)
+        if not found:
+            raise ScheduleNotFound(name)
+        return found[0]
+
+    async def _change(self, name: str, run_at: Micros, **state: Any) -> None:
+        now = await self._client.now()
+        stored = replace(decode((await self._one(name, now)).payload), **state)
+        job = own_record(stored, now, run_at, UpdateFlags(run_at="yes"))
+        await self._client.driver.enqueue([job], now=now)
+
+    async def _infos(self, held: Sequence[_Held], now: Micros) -> builtins.list[ScheduleInfo]:
+        driver, ticks, keeps = self._client.driver, dict[str, list[Micros]](), dict[str, Micros]()
+        readings: dict[str, Reading | str] = {}
+        for one in held:
+            try:
+                reading = readings[one.record.id] = read(one.payload)
+            except InvalidRequest as error:
+                readings[one.record.id] = str(error)
+                continue
+            queue = reading.spec.queue or ""
+            if queue not in keeps:
+                keep_done = (await driver.settings(queue)).keep_done_us
+                keeps[queue] = LATEST if keep_done is None else keep_done
+            # Older jobs may be gone.
+            since = max(reading.stored.since, now - keeps[queue])
+            ticks[one.record.id] = reading.ticks(since, min(now, one.record.run_at_us - 1), _LOOK_BACK)
+        found: dict[str, JobRecord] = {}
+        ids = {
+            (one.record.id, tick): _id_of(one, tick) for one in held for tick in ticks.get(one.record.id, ())
+        }
+        for part in chunks(ids.values(), _PAGE):
+            found.update({job.id: job for job in await driver.get(part, now=now) if job is not None})
+        return [
+            _info(
+                one,
+                readings[one.record.id],
+                {tick: found.get(ids[one.record.id, tick]) for tick in ticks.get(one.record.id, ())},
+                now,
+            )
+            for one in held
+        ]
+
+
+def _id_of(held: _Held, tick: Micros) -> str:
+    return tick_id("tick", held.record.key or "", generation_of(held.record.id), to_datetime(tick))
+
+
+def _info(
+    held: _Held, reading: Reading | str, jobs: dict[Micros, JobRecord | None], now: Micros
+) -> ScheduleInfo:
+    record, coming = held.record, list[datetime]()
+    if isinstance(reading, str):
+        stored, state, error = None, "active", reading
+    else:
+        stored, tick, error = reading.stored, reading.following(now), None
+        state = "paused" if stored.paused is not None else "active" if tick is not None else "ended"
+        while tick is not None and len(coming) < _SHOWN and state == "active":
+            coming.append(to_datetime(tick))
+            tick = reading.following(tick)
+    if record.progress is not None and record.state is JobState.INFLIGHT:
+        error = msgspec.json.decode(record.progress).get("error")
+    elif record.failed_at_us is not None and record.failed_at_us >= max(jobs, default=0):
+        error = record.last_error
+    last = max((tick for tick, job in jobs.items() if job is not None), default=None)
+    job = None if last is None else jobs[last]
+    return ScheduleInfo(
+        name=record.key or "",
+        schedule=None if stored is None else stored.spec,
+        state=state,
+        note=None if stored is None else stored.paused,
+        next=coming,
+        last=None if last is None else to_datetime(last),
+        last_job=None if job is None else job.id,
+        last_state=None if job is None else job.state,
+        missed=sum(job is None for job in jobs.values()),
+        error=error,
+        origin=None if stored is None else stored.origin,
+        job_id=record.id,
+    )
+
+
+class Schedules:
+    """`AsyncSchedules` for synchronous code: `client.schedules`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._inner = AsyncSchedules(client._inner)
+
+    put = blocking(AsyncSchedules.put)
+    put_stored = blocking(AsyncSchedules.put_stored)
+    get = blocking(AsyncSchedules.get)
+    list = blocking(AsyncSchedules.list)
+    pause = blocking(AsyncSchedules.pause)
+    resume = blocking(AsyncSchedules.resume)
+    backfill = blocking(AsyncSchedules.backfill)
+    delete = blocking(AsyncSchedules.delete)
+
+    def trigger(self, name: str) -> JobHandle[Any]:
+        """Make a job of the schedule now, beside its ticks. Raises ScheduleNotFound."""
+        job_id = portal().call(self._inner._trigger(name, self._client.now()))
+        return JobHandle(self._client, job_id)
