@@ -94,8 +94,11 @@ def local_session(
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             own |= _LOOPBACK
     wanted: dict[str, bool | float | int | str | None] = {**own, **_ALWAYS, **(settings or {})}
-    if archive and not is_submitted:
-        wanted[_JAVA_OPTIONS] = f"{wanted[_JAVA_OPTIONS]} {_archive_options()}"
+    if not is_submitted:
+        options = [str(wanted[_JAVA_OPTIONS]), _archive_options() if archive else ""]
+        if " " not in str(_LOGGING):
+            options.append(f"-Dlog4j2.configurationFile={_LOGGING}")
+        wanted[_JAVA_OPTIONS] = " ".join(options)
     session = SparkSession.builder.config(map=wanted).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
@@ -123,6 +126,7 @@ def _archive_options() -> str:
     return f"-XX:{use} -Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
+_LOGGING = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 FOR_MILLIONS = {
     # The quick start-up of `_LOCAL` leaves out the compiler that makes long work fast: checked arithmetic alone is many times
