@@ -33,16 +33,16 @@ from taskharbor.worker.logs import log_trace
 log = logging.getLogger("taskharbor.broker")
 access = logging.getLogger("taskharbor.broker.access")
 
+# The key in the ASGI scope under which a handler finds the `Caller`.
 CALLER = "taskharbor.caller"
-"""The key in the ASGI scope under which a handler finds the `Caller`."""
+# The key in the ASGI scope of the server's function that cuts the connection.
 ABORT = "taskharbor.abort"
-"""The key in the ASGI scope of the server's function that cuts the connection."""
 
+# The largest body of a call that carries no jobs. A list of very many short names takes far more memory than its bytes.
 MOST_SMALL_BYTES = 4 * 1_048_576
-"""The largest body of a call that carries no jobs. A list of very many short names takes far more memory than its bytes."""
 LINES_PER_SECOND = 10.0
+# Lines of the log about refused requests and failures: anybody can cause them.
 LINES_AT_ONCE = 200.0
-"""Lines of the log about refused requests and failures: anybody can cause them."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 WRONG_TOKENS_PER_SECOND = 5.0
 WRONG_TOKENS_AT_ONCE = 20.0
@@ -51,11 +51,11 @@ _WRONG_TOKEN = (
     "a changed file counts after a restart"
 )
 
+# Values of headers that come twice: another program may have used either of the two.
 _IF_TWICE = {b"host": b"", b"origin": b"null", b"authorization": b""}
-"""Values of headers that come twice: another program may have used either of the two."""
 
+# A function of a request and the names in its path that returns the answer.
 Endpoint: TypeAlias = Callable[[Request, dict[str, str]], Awaitable[Response]]
-"""A function of a request and the names in its path that returns the answer."""
 
 
 class ServedPath(msgspec.Struct, frozen=True):

@@ -22,20 +22,20 @@ from taskharbor.jobs import JobRecord, Micros
 
 A = TypeVar("A")
 
+# Jobs that are read from the store at once for an answer with payloads.
 PORTION = 64
-"""Jobs that are read from the store at once for an answer with payloads."""
+# Answers with payloads that are made at once.
 READERS = 4
-"""Answers with payloads that are made at once."""
+# The most queues in one enqueue. A queue costs a store more than a job.
 MOST_QUEUES = 256
-"""The most queues in one enqueue. A queue costs a store more than a job."""
 NEW_QUEUES_PER_SECOND = 10.0
 NEW_QUEUES_AT_ONCE = 1000.0
 _KNOWN_QUEUES = 100_000
+# Bytes of a payload. A claim of smaller ones needs no portions, each of which is a transaction.
 _LARGE = 65_536
-"""Bytes of a payload. A claim of smaller ones needs no portions, each of which is a transaction."""
 
+# Calls that name jobs, and no queue.
 _OF_JOBS = (op.Get, op.ExtendLease, op.Settle, op.CancelJobs, op.Requeue, op.Remove)
-"""Calls that name jobs, and no queue."""
 
 
 class Calls:

@@ -19,8 +19,8 @@ T = TypeVar("T")
 _ON_EVERY_ANSWER = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 _DRAINED_BYTES = 64 * 1_048_576
 _DRAINED_SECONDS = 2.0
+# Bytes per second. A body or an answer that goes on more slowly for longer than `body_seconds` is cut.
 _SLOWEST = 65_536
-"""Bytes per second. A body or an answer that goes on more slowly for longer than `body_seconds` is cut."""
 _SENT_AT_ONCE = 65_536
 
 

@@ -50,8 +50,8 @@ class Leads(Protocol):
         """Check the leadership now: a call failed in a way that a new leader would explain."""
 
 
+# Makes a candidate, once the driver is open.
 Candidacy: TypeAlias = Callable[[], Leads]
-"""Makes a candidate, once the driver is open."""
 
 
 def candidacy_for(driver: Driver, *, url: str, term: float) -> Candidacy | None:
@@ -180,12 +180,12 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
 # A watcher raises the queue's number whenever the store says that something may have become runnable. A client that passes the
 # number it saw last misses nothing, whether or not it was waiting at that moment.
 
+# Seconds after which the store is asked again. Only then it tells the due times of jobs that were stored since.
 LOOK_AGAIN = 1.0
-"""Seconds after which the store is asked again. Only then it tells the due times of jobs that were stored since."""
+# The most queues that are watched at once: a caller can name any number. Each is looked at once a second.
 MOST_WATCHED = 2000
-"""The most queues that are watched at once: a caller can name any number. Each is looked at once a second."""
+# Seconds that a queue is watched after the last call that named it: long enough to ask again after an answer.
 FORGET_AFTER = 5.0
-"""Seconds that a queue is watched after the last call that named it: long enough to ask again after an answer."""
 
 
 class _Watcher(msgspec.Struct):

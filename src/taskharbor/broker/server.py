@@ -136,8 +136,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
+# Open files, at the least, that connections leave to the store and to the program.
 _FREE_FILES = 64
-"""Open files, at the least, that connections leave to the store and to the program."""
 
 
 def most_connections(wanted: int) -> int:

@@ -58,8 +58,8 @@ class Token(msgspec.Struct, frozen=True):
     digest: bytes
 
 
+# The caller of a broker without tokens.
 EVERYBODY = Caller("everybody", frozenset(SCOPES))
-"""The caller of a broker without tokens."""
 
 
 def find_caller(tokens: Sequence[Token], authorization: bytes | None) -> Caller | None:

@@ -26,12 +26,12 @@ from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import JobState, Micros
 from taskharbor.worker.fetch import Outage
 
+# Heartbeats that may be missing before this process extends the leases.
 _SILENCE = 1.5
-"""Heartbeats that may be missing before this process extends the leases."""
+# Share of a CPU that a worker uses at least, if it computes: on a crowded machine it gets no more.
 _BUSY = 0.01
-"""Share of a CPU that a worker uses at least, if it computes: on a crowded machine it gets no more."""
+# Looks at the worker per heartbeat. Its CPU time is that of the last heartbeat's length.
 _LOOKS = 4
-"""Looks at the worker per heartbeat. Its CPU time is that of the last heartbeat's length."""
 _PAGE = 1000
 
 

@@ -24,17 +24,17 @@ from taskharbor.worker.process_setup import exit_reason, interrupts
 
 log = logging.getLogger("taskharbor.supervisor")
 
+# The exit code of a child that no restart can help: a wrong option, an app that does not import.
 BAD_INPUT = 2
-"""The exit code of a child that no restart can help: a wrong option, an app that does not import."""
 
+# Seconds after which a child without a new report no longer counts as ready.
 FRESH_SECONDS = 5.0
-"""Seconds after which a child without a new report no longer counts as ready."""
 
+# Seconds before a crashed child starts again: after its first crash, and at most. The pause doubles from crash to crash.
 RESTART_PAUSES = (0.5, 30.0)
-"""Seconds before a crashed child starts again: after its first crash, and at most. The pause doubles from crash to crash."""
 
+# Seconds after which a child's earlier crashes no longer count.
 STEADY_SECONDS = 60.0
-"""Seconds after which a child's earlier crashes no longer count."""
 
 
 class Slot(msgspec.Struct, eq=False):
