@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from taskharbor.schedules.client import Schedules as Schedules
     from taskharbor.schedules.specification import Schedule as Schedule
 
+# The queue of the schedules' own jobs.
 QUEUE = "taskharbor.schedules"
-"""The queue of the schedules' own jobs."""
+# The type of the schedules' own jobs.
 TYPE = "taskharbor.schedule"
-"""The type of the schedules' own jobs."""
 
 __all__ = ["QUEUE", "TYPE", "AsyncSchedules", "Schedule", "ScheduleInfo", "Schedules"]
 

@@ -40,38 +40,42 @@ log = logging.getLogger("taskharbor.schedules")
 
 MOST_BACKFILLED = 10_000
 _PAGE = 1000
+# The next times of a schedule that are shown.
 _SHOWN = 5
-"""The next times of a schedule that are shown."""
+# The last ticks whose jobs are looked at for the state of a schedule.
 _LOOK_BACK = 10
-"""The last ticks whose jobs are looked at for the state of a schedule."""
 _KEEP_ATTEMPTS = timedelta(days=7)
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as it is now. All but the specification is computed from the jobs that there are."""
+    """A schedule as it is now. All but the specification is computed from the jobs that there are.
+
+    Attributes:
+        schedule: None if it cannot be read on this machine.
+        state: `active`, `paused`, `ended`, or `orphaned`: the app that was asked about no longer declares it.
+        note: The reason of a pause.
+        next: The next five times.
+        last: The last tick whose job is still kept.
+        last_job: The id of that job.
+        last_state: The state of that job.
+        missed: Of the last ten ticks, those without a job of their own: missed, skipped, or merged into another.
+        error: The reason why it cannot be worked on, or why its last tick was skipped.
+        origin: The package whose code declares it. None: made at run time.
+        job_id: The id of the schedule's own job.
+    """
 
     name: str
     schedule: Schedule | None
-    """None if it cannot be read on this machine."""
     state: str
-    """`active`, `paused`, `ended`, or `orphaned`: the app that was asked about no longer declares it."""
     note: str | None
-    """The reason of a pause."""
     next: list[datetime]
-    """The next five times."""
     last: datetime | None
-    """The last tick whose job is still kept."""
     last_job: str | None
-    """The id of that job."""
     last_state: JobState | None
     missed: int
-    """Of the last ten ticks, those without a job of their own: missed, skipped, or merged into another."""
     error: str | None
-    """The reason why it cannot be worked on, or why its last tick was skipped."""
     origin: str | None
-    """The package whose code declares it; None: made at run time."""
     job_id: str
-    """The id of the schedule's own job."""
 
 
 class _Held(msgspec.Struct):

@@ -37,19 +37,19 @@ from taskharbor.schedules.tick_ids import Made, instant_text, tick_id
 Overlap: TypeAlias = Literal["allow", "skip", "queue_one", "replace"]
 CatchUpMode: TypeAlias = Literal["each", "last"]
 
+# `run_at` of a schedule that rests: paused or ended.
 FAR: Micros = LATEST
-"""`run_at` of a schedule that rests: paused or ended."""
+# The most ticks of a schedule that are made in one step.
 MOST_AT_ONCE = 100
-"""The most ticks of a schedule that are made in one step."""
+# A tick that is less late than this is not a missed one.
 GRACE: Micros = 60 * SECOND
-"""A tick that is less late than this is not a missed one."""
+# The lease of whoever makes the jobs of a tick. It is shorter than the grace, so a crash costs no tick.
 LEASE: Micros = GRACE // 2
-"""The lease of whoever makes the jobs of a tick. It is shorter than the grace, so a crash costs no tick."""
 MOST_LIMIT = 10_000
 LONGEST_NAME = 120
 MOST_EXPRESSIONS = 20
+# Parameters of a handler that get the time of the tick, and of the one before it, unless the payload gives them.
 FILLED = ("at", "previous")
-"""Parameters of a handler that get the time of the tick, and of the one before it, unless the payload gives them."""
 _NAME = re.compile(rf"[^\s/\\?#%]{{1,{LONGEST_NAME}}}")
 _DURATIONS = ("every", "offset", "catch_up", "jitter", "timeout")
 _BUILDER = RecordBuilder(Defaults(max_payload_bytes=LARGEST_PAYLOAD))
@@ -57,38 +57,45 @@ _copy: Callable[[JobRecord], JobRecord] = JobRecord.__copy__  # type: ignore[att
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """When to make a job, and which. Durations are seconds or timedeltas, instants aware datetimes."""
+    """When to make a job, and which. Durations are seconds or timedeltas, instants aware datetimes.
+
+    Attributes:
+        name: The name of the schedule in its store.
+        job: The type of the jobs.
+        payload: A mapping of the job's arguments.
+        cron: An expression of 5 fields, or 6 with seconds first. Several are a union.
+        every: A distance instead, counted from the epoch.
+        offset: Moves the instants of `every`.
+        zone: The zone of the cron expressions, a name of the tz database.
+        start: The first instant that may be a tick.
+        end: The last one.
+        limit: The number of ticks after which the schedule ends.
+        overlap: If the job of the tick before has not ended: make the next one too, make none, let one wait, or replace it.
+        catch_up: The age up to which a missed tick is made later. None: one interval. 0: missed ticks are not made.
+        catch_up_mode: `last`: one job for all missed ticks. Its header `taskharbor.missed` has the number of the others.
+        jitter: The most by which a job is moved after its tick. Each tick has a delay of its own, the same in every process.
+        pause_on_failure: A dead job of the schedule pauses it.
+        revision: Of two versions of the app the higher one counts. None: the one that came last.
+
+    The others are options of the jobs.
+    """
 
     name: str
     job: str
-    """The type of the jobs."""
     payload: Any = None
-    """A mapping of the job's arguments."""
     cron: str | Sequence[str] | None = None
-    """An expression of 5 fields, or 6 with seconds first. Several are a union."""
     every: timedelta | float | None = None
-    """A distance, counted from the epoch."""
     offset: timedelta | float = 0.0
-    """Moves the instants of `every`."""
     zone: str = "UTC"
-    """The zone of the cron expressions, a name of the tz database."""
     start: datetime | None = None
     end: datetime | None = None
-    """The first and the last instant that may be a tick."""
     limit: int | None = None
-    """The number of ticks after which the schedule ends."""
     overlap: Overlap = "allow"
-    """If the job of the tick before has not ended: make the next one too, make none, let one wait, or replace it."""
     catch_up: timedelta | float | None = None
-    """The age up to which a missed tick is made later. None: one interval. 0: missed ticks are not made."""
     catch_up_mode: CatchUpMode = "each"
-    """`last`: one job for all missed ticks. Its header `taskharbor.missed` has the number of the others."""
     jitter: timedelta | float = 0.0
-    """The most by which a job is moved after its tick. Each tick has a delay of its own, the same in every process."""
     pause_on_failure: bool = False
-    """A dead job of the schedule pauses it."""
     revision: int | None = None
-    """Of two versions of the app the higher one counts. None: the one that came last."""
     queue: str | None = None
     priority: int | None = None
     timeout: timedelta | float | None = None
@@ -99,8 +106,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     key: str | None = None
 
 
+# The options of the jobs.
 OPTIONS = Schedule.__struct_fields__[Schedule.__struct_fields__.index("queue") :]
-"""The options of the jobs."""
 
 
 class ScheduleOptions(RunOptions, total=False):
@@ -124,20 +131,23 @@ class ScheduleOptions(RunOptions, total=False):
 
 
 class StoredSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The payload of a schedule's own job."""
+    """The payload of a schedule's own job.
+
+    Attributes:
+        spec: All options of the jobs are given, and durations are in seconds.
+        since: Ticks count from here: the schedule was made, changed or resumed.
+        fills: The arguments that get the time of the tick.
+        paused: The note of a pause. None: not paused.
+        until: The last tick by `limit`.
+        origin: The top package of the code that declares it. None: made at run time.
+    """
 
     spec: Schedule
-    """All options of the jobs are given, and durations are in seconds."""
     since: Micros
-    """Ticks count from here: the schedule was made, changed or resumed."""
     fills: tuple[str, ...] = ()
-    """The arguments that get the time of the tick."""
     paused: str | None = None
-    """The note of a pause. None: not paused."""
     until: Micros | None = None
-    """The last tick by `limit`."""
     origin: str | None = None
-    """The top package of the code that declares it. None: made at run time."""
 
     @property
     def given(self) -> bytes:
@@ -158,59 +168,42 @@ def checked(schedule: Schedule) -> Schedule:
 
 
 def _normal(schedule: Schedule) -> Schedule:
-    crons = (schedule.cron,) if isinstance(schedule.cron, str) else tuple(schedule.cron or ())
-    given = {
-        field: getattr(schedule, field)
-        for field in (*_DURATIONS, "limit", "revision", "overlap", "catch_up_mode")
-    }
-    us = {field: as_duration(field, given[field]) for field in _DURATIONS if given[field] is not None}
-    start, end = (one and as_instant("start or end", one) for one in (schedule.start, schedule.end))
-    choices = {"overlap": get_args(Overlap), "catch_up_mode": get_args(CatchUpMode)}
-    numbers = {"limit": range(1, MOST_LIMIT + 1), "revision": range(2**53)}
-    texts = len(crons) <= MOST_EXPRESSIONS and all(isinstance(one, str) for one in crons)
-    is_keyed = schedule.overlap != "allow" and schedule.key is not None
-    for is_wrong, message in (
-        (bool(crons) == (schedule.every is not None), "give either cron or every"),
-        (not texts, f"cron {schedule.cron!r}: give a text, or a list of at most {MOST_EXPRESSIONS} texts"),
-        (
-            given["overlap"] == "queue_all",
-            "overlap 'queue_all' needs lanes, which there are not yet: use 'queue_one'",
-        ),
-        (is_keyed, f"key {schedule.key!r}: overlap {schedule.overlap!r} gives the jobs a key of its own"),
-        (
-            bool(crons) and us.get("offset", 0),
-            "offset moves the instants of `every`: write it into the cron expression",
-        ),
-        (not crons and us.get("every", 0) < SECOND, f"every {schedule.every!r}: at least 1 second"),
-        (start and end and end < start, f"end {schedule.end} comes before start {schedule.start}"),
-        *(
-            (given[field] not in known, f"{field} {given[field]!r}: choose one of {', '.join(known)}")
-            for field, known in choices.items()
-        ),
-        *(
-            (not 0 <= value <= LATEST // 4, f"{field} {given[field]!r}: 0 or more, and at most 70 years")
-            for field, value in us.items()
-        ),
-        *(
-            (
-                value is not None and (type(value) is not int or value not in known),
-                f"{field} {value!r}: give a whole number from {known[0]}",
-            )
-            for field, known in numbers.items()
-            for value in [given[field]]
-        ),
-    ):
-        if is_wrong:
-            raise InvalidRequest(message)
     from taskharbor.schedules.times import times_of
 
-    if (
-        times_of(crons, us.get("every", 0), us.get("offset", 0), schedule.zone).following((start or 1) - 1)
-        is None
-    ):
-        raise InvalidRequest(f"cron {schedule.cron!r} never matches")
+    crons = (schedule.cron,) if isinstance(schedule.cron, str) else tuple(schedule.cron or ())
+    durations = {field: value for field in _DURATIONS if (value := getattr(schedule, field)) is not None}
+    us = {field: as_duration(field, value) for field, value in durations.items()}
+    start, end = (one and as_instant("start or end", one) for one in (schedule.start, schedule.end))
+    every, offset, overlap, key = us.get("every", 0), us["offset"], schedule.overlap, schedule.key
+    _check(bool(crons) != ("every" in us), "give either cron or every")
+    texts = len(crons) <= MOST_EXPRESSIONS and all(isinstance(one, str) for one in crons)
+    _check(texts, f"cron {schedule.cron!r}: give a text, or a list of at most {MOST_EXPRESSIONS} texts")
+    _check(not (crons and offset), "offset moves the instants of `every`: write it into the cron expression")
+    _check(crons or every >= SECOND, f"every {schedule.every!r}: at least 1 second")
+    _check(not (start and end) or start <= end, f"end {schedule.end} comes before start {schedule.start}")
+    _check(
+        overlap != "queue_all", "overlap 'queue_all' needs lanes, which there are not yet: use 'queue_one'"
+    )
+    is_free = overlap == "allow" or key is None
+    _check(is_free, f"key {key!r}: overlap {overlap!r} gives the jobs a key of its own")
+    for field, known in (("overlap", get_args(Overlap)), ("catch_up_mode", get_args(CatchUpMode))):
+        value = getattr(schedule, field)
+        _check(value in known, f"{field} {value!r}: choose one of {', '.join(known)}")
+    for field, long in us.items():
+        _check(0 <= long <= LATEST // 4, f"{field} {durations[field]!r}: 0 or more, and at most 70 years")
+    for field, numbers in (("limit", range(1, MOST_LIMIT + 1)), ("revision", range(2**53))):
+        value = getattr(schedule, field)
+        is_given = type(value) is int and value in numbers
+        _check(value is None or is_given, f"{field} {value!r}: give a whole number from {numbers[0]}")
+    first = times_of(crons, every, offset, schedule.zone).following((start or 1) - 1)
+    _check(first is not None, f"cron {schedule.cron!r} never matches")
     seconds: dict[str, Any] = {field: duration / SECOND for field, duration in us.items()}
     return replace(schedule, cron=crons or None, **seconds)
+
+
+def _check(holds: object, message: str) -> None:
+    if not holds:
+        raise InvalidRequest(message)
 
 
 def request_of(schedule: Schedule) -> JobRequest:

@@ -23,11 +23,11 @@ from taskharbor.schedules.tick_ids import generation_of, tick_id
 
 log = logging.getLogger("taskharbor.schedules")
 
+# Schedules in one call.
 BATCH = 500
-"""Schedules in one call."""
 _MOST = 20 * BATCH
+# The type of the error in the attempt log for ticks that made no job, because one before them has not ended.
 SKIPPED = "Skipped"
-"""The type of the error in the attempt log for ticks that made no job, because one before them has not ended."""
 OPEN_STATES = frozenset(JobState) - TERMINAL_STATES
 _CHUNK = 1000
 _PAUSE = UpdateFlags(run_at="yes")

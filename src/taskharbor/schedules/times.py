@@ -36,8 +36,8 @@ _FIELDS = {
     "day-of-week": "0-7, SUN-SAT, 5L or MON#2",
 }
 _NAIVE = datetime(2000, 1, 1)
+# Longer than the clocks of any zone are ever turned back.
 _LONGEST_FOLD = timedelta(hours=4)
-"""Longer than the clocks of any zone are ever turned back."""
 _ONE = timedelta(seconds=1)
 
 
