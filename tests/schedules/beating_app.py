@@ -46,7 +46,17 @@ def serve(url: str) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(2, 1)
-            sys.argv = ["taskharbor", "--url", url, "worker", "beating_app:harbor", "--name", name, "--lease", "2s"]
+            sys.argv = [
+                "taskharbor",
+                "--url",
+                url,
+                "worker",
+                "beating_app:harbor",
+                "--name",
+                name,
+                "--lease",
+                "2s",
+            ]
             main()
             os._exit(0)
         children.append(pid)

@@ -81,7 +81,7 @@ MIDNIGHTS = (
 )
 
 
-@lru_cache(None)
+@lru_cache(64)
 def _minutes(zone: str, midnight: datetime) -> list[tuple[int, datetime]]:
     """All minutes of six days, with the time on the wall."""
     tz, first = ZoneInfo(zone), midnight - timedelta(days=2)
@@ -89,7 +89,7 @@ def _minutes(zone: str, midnight: datetime) -> list[tuple[int, datetime]]:
     return [(round(at.timestamp()) * SECOND, at.astimezone(tz).replace(tzinfo=None, fold=0)) for at in every]
 
 
-@lru_cache(None)
+@lru_cache(1024)
 def instants(rule: Rule, zone: str, midnight: datetime) -> Sequence[int]:
     """All instants of a rule in the days around a midnight."""
     low, high = (round((midnight + timedelta(days=n)).timestamp()) for n in (-2, 4))
@@ -295,7 +295,14 @@ class Judge:
     # -- jobs ------------------------------------------------------------------------------------------------
 
     def ticked(
-        self, worker: str, name: str, tick: int, delay: int, is_new: bool, target: OpenJob, others: Sequence[OpenJob]
+        self,
+        worker: str,
+        name: str,
+        tick: int,
+        delay: int,
+        is_new: bool,
+        target: OpenJob,
+        others: Sequence[OpenJob],
     ) -> None:
         """A job of a tick was stored (new), was known, or was merged into the target. `others` have not ended, and were there."""
         attempt = self._of_worker.get((worker, name))
@@ -322,7 +329,9 @@ class Judge:
         if version.overlap == "skip" and any(one.id.startswith("tick:") for one in beside):
             self.wrong.append(f"{name}: {tick} beside {beside}")
         if version.overlap == "replace" and any(
-            not one.cancel_requested and one.id.startswith("tick:") for one in others if one.state == "inflight"
+            not one.cancel_requested and one.id.startswith("tick:")
+            for one in others
+            if one.state == "inflight"
         ):
             self.wrong.append(f"{name}: {tick} does not replace {others}")
         open_now = {one.id: one for one in (*others, target)}.values()

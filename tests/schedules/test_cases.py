@@ -132,7 +132,9 @@ async def test_case_14_a_redis_that_lost_the_last_second(
 
 
 @everywhere
-@pytest.mark.parametrize("options", [{"overlap": "replace"}, {"catch_up_mode": "last", "pause_on_failure": True}])
+@pytest.mark.parametrize(
+    "options", [{"overlap": "replace"}, {"catch_up_mode": "last", "pause_on_failure": True}]
+)
 async def test_a_repeated_try_makes_no_older_tick(store: Harness, options: dict[str, object]) -> None:
     await store.begin(catch_up=timedelta(hours=1), **options)
     store.clock.advance(3 * MINUTE)
@@ -167,7 +169,9 @@ class Freezing:
         return freeze
 
 
-@pytest.mark.parametrize(("overlap", "call"), [("allow", "reserve"), ("replace", "get"), ("skip", "list_jobs")])
+@pytest.mark.parametrize(
+    ("overlap", "call"), [("allow", "reserve"), ("replace", "get"), ("skip", "list_jobs")]
+)
 async def test_a_worker_that_was_frozen_makes_and_cancels_nothing(
     store: Harness, overlap: str, call: str
 ) -> None:

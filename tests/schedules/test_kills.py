@@ -170,6 +170,8 @@ async def test_killed_workers_lose_and_double_no_tick(
     done = Counter(row.job_id for row in log if row.outcome is Outcome.DONE)
     assert {job_id for job_id, count in done.items() if count > 1} == set()
     cut = sum(row.outcome is Outcome.EXPIRED and row.queue == QUEUE for row in log)
-    print(f"{kind}: {kills.count} kills, {total} ticks, {cut} leases of schedules cut off, {len(done)} jobs done")
+    print(
+        f"{kind}: {kills.count} kills, {total} ticks, {cut} leases of schedules cut off, {len(done)} jobs done"
+    )
     # Few kills may all miss.
     assert cut or KILLS < 100

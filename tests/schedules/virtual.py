@@ -376,9 +376,7 @@ class World:
     def _work(self) -> None:
         """Jobs begin and end, some of them never do, and old ones are forgotten."""
         chance = self.chance
-        leased = run_now(
-            self.store.reserve(JOBS, limit=20, lease_for=DAY, now=self._now, worker="runner")
-        )
+        leased = run_now(self.store.reserve(JOBS, limit=20, lease_for=DAY, now=self._now, worker="runner"))
         for job in leased:
             if job.key is None or chance.random() < 0.95:
                 self.after(chance.choice((1.0, 300.0, 6000.0)) * chance.random(), self._finish, job)
@@ -529,7 +527,4 @@ class Operator:
         )
         window = None if catch_up is None else catch_up * SECOND
         found = instants(rule, zone, world.midnight)
-        return schedule, Version(
-            self._versions, found, low, high, overlap, window, mode, jitter * SECOND
-        )
-
+        return schedule, Version(self._versions, found, low, high, overlap, window, mode, jitter * SECOND)

@@ -121,9 +121,7 @@ def _make(step: _Step, now: Micros) -> None:
 # -- overlap and failures -----------------------------------------------------------------------------------
 
 
-async def _look(
-    driver: Driver, steps: Sequence[_Step], now: Micros, check: Callable[[], None]
-) -> None:
+async def _look(driver: Driver, steps: Sequence[_Step], now: Micros, check: Callable[[], None]) -> None:
     """Decide about schedules for which it matters what became of their jobs. Jobs of their own ticks that are there already come
     from an earlier try of this step."""
     own: dict[str, list[str]] = {}
