@@ -192,3 +192,16 @@ async def test_a_repeated_resume_forgets_no_tick(store: Harness) -> None:
     await store.schedules.resume("s")
     await store.tick()
     assert await store.ticks() == [60]
+
+
+@everywhere
+async def test_a_sweep_brings_a_schedule_back_with_its_nominal_time(store: Harness) -> None:
+    await store.begin(catch_up=timedelta(hours=1))
+    store.clock.advance(MINUTE)
+    with pytest.raises(Crash):
+        await store.tick(Crashing(store.driver, "enqueue"))
+    store.clock.advance(2 * MINUTE)
+    assert await store.driver.reclaim(now=store.clock.now()) == 1
+    assert (await store.own()).run_at_us == START + 60 * SECOND
+    await store.tick()
+    assert await store.ticks() == [60, 120, 180]

@@ -1,4 +1,4 @@
-"""A day of virtual time with schedules: workers that crash and freeze, an operator, jobs that run, and a network that loses calls.
+"""A day of virtual time with schedules: workers that crash and freeze, an operator, jobs, and a network that loses calls.
 
 The code under test is the real one: `tick`, `AsyncSchedules`, `BackendClock`, and the engine in memory as the store. Every call
 of it is an event, so a crash comes between any two calls. A seed gives the same day again.
