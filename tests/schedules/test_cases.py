@@ -17,7 +17,7 @@ from taskharbor import BackendUnavailable, Harbor, JobState, Schedule
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
-from taskharbor.jobs import SECOND
+from taskharbor.jobs import SECOND, to_datetime
 from taskharbor.schedules.specification import LEASE
 from taskharbor.schedules.ticking import tick
 
@@ -205,3 +205,28 @@ async def test_a_sweep_brings_a_schedule_back_with_its_nominal_time(store: Harne
     assert (await store.own()).run_at_us == START + 60 * SECOND
     await store.tick()
     assert await store.ticks() == [60, 120, 180]
+
+
+class Ahead:
+    """A driver that leases by a clock that is ahead of the worker's, as some stores do for a moment."""
+
+    def __init__(self, store: Harness) -> None:
+        self._driver = store.driver
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._driver, name)
+
+    async def reserve(self, queue: str, *, now: int, **options: int) -> object:
+        return await self._driver.reserve(queue, now=now + SECOND, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"start": to_datetime(START + 60 * SECOND)}])
+async def test_a_tick_that_is_not_due_by_the_clock_of_the_worker_is_made_next(
+    store: Harness, options: dict[str, object]
+) -> None:
+    await store.begin(**options)
+    store.clock.advance(59.5)
+    assert await tick(Ahead(store), store.clock.now(), "w-2") == 1  # type: ignore[arg-type]
+    assert (await store.own()).run_at_us == START + 60 * SECOND
+    await store.forward(0.5)
+    assert await store.ticks() == [60]

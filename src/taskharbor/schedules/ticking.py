@@ -94,7 +94,8 @@ def _planned(record: JobRecord, now: Micros) -> _Step:
         following: Micros | None = None
         if reading.stored.paused is None:
             step.ticks = reading.due(record.run_at_us, now)
-            following = reading.following(max(now, record.run_at_us))
+            # A store may lease by a clock that is a little ahead of `now`: that tick is the next one.
+            following = reading.following(max(now, record.run_at_us - 1))
         step.settlement = Release(record.id, record.token or "", FAR if following is None else following)
     except Exception as error:
         step.error = _reason(error)
