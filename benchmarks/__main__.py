@@ -16,7 +16,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, objectstore, postgres, postgres_server, redis, redis_server, schedules, size, sqlite
+from benchmarks import (
+    memory,
+    objectstore,
+    postgres,
+    postgres_server,
+    redis,
+    redis_server,
+    schedules,
+    size,
+    sqlite,
+)
 from benchmarks.measure import Figure, Series
 from benchmarks.peers.installed import DEFAULT_CACHE
 from benchmarks.peers.postgres_track import PostgresTrack

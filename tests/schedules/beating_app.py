@@ -24,7 +24,7 @@ COUNT = 8
 LEASE = 2
 OFFSET = 0.12
 
-ticking.LEASE = LEASE * SECOND
+ticking.LEASE = LEASE * SECOND  # type: ignore[attr-defined]
 harbor = Harbor("memory://", queue="beats")
 
 

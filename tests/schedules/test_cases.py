@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -78,7 +79,7 @@ class Rollback:
 
     def keep(self) -> None:
         keys = list(self._client.scan_iter(match=f"{self._prefix}*"))
-        self._kept = {key: value for key in keys if (value := self._client.dump(key)) is not None}  # type: ignore[misc]
+        self._kept = {key: value for key in keys if (value := self._client.dump(key)) is not None}
 
     def lose(self) -> None:
         for key in list(self._client.scan_iter(match=f"{self._prefix}*")):
@@ -135,7 +136,7 @@ async def test_case_14_a_redis_that_lost_the_last_second(
 @pytest.mark.parametrize(
     "options", [{"overlap": "replace"}, {"catch_up_mode": "last", "pause_on_failure": True}]
 )
-async def test_a_repeated_try_makes_no_older_tick(store: Harness, options: dict[str, object]) -> None:
+async def test_a_repeated_try_makes_no_older_tick(store: Harness, options: dict[str, Any]) -> None:
     await store.begin(catch_up=timedelta(hours=1), **options)
     store.clock.advance(3 * MINUTE)
     with pytest.raises(Crash):
@@ -222,7 +223,7 @@ class Ahead:
 
 @pytest.mark.parametrize("options", [{}, {"start": to_datetime(START + 60 * SECOND)}])
 async def test_a_tick_that_is_not_due_by_the_clock_of_the_worker_is_made_next(
-    store: Harness, options: dict[str, object]
+    store: Harness, options: dict[str, Any]
 ) -> None:
     await store.begin(**options)
     store.clock.advance(59.5)

@@ -69,7 +69,7 @@ def late_check(patch: pytest.MonkeyPatch) -> None:
 
     async def first(driver: Any, steps: Sequence[Any], now: Micros) -> None:
         await enqueue(driver, steps, now)
-        await look(*asked)  # type: ignore[call-arg]
+        await look(*asked)
 
     patch.setattr(ticking, "_look", later)
     patch.setattr(ticking, "_enqueue", first)

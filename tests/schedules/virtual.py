@@ -321,8 +321,8 @@ class World:
                 )
         elif isinstance(call, op.Settle):
             self.tell(process.name, f"settles {len(answer)}")
-            for one, error in zip(call.settlements, answer, strict=True):
-                if error is None:
+            for one, refused in zip(call.settlements, answer, strict=True):
+                if refused is None:
                     judge.settled(one.job_id, one.token)
         elif isinstance(call, op.CancelKeys) and call.queue == QUEUE:
             self.tell(process.name, f"deletes {call.keys}")
@@ -385,8 +385,8 @@ class World:
         self.after(chance.expovariate(1 / 1200), self._work)
 
     def _finish(self, job: JobRecord) -> None:
-        settle, parsed = self.store.ack, parse_tick_id(job.id)
-        options: dict[str, Any] = {}
+        settle: Any = self.store.ack
+        parsed, options = parse_tick_id(job.id), dict[str, Any]()
         track = None if parsed is None else self.judge.current(parsed.name)
         if track is not None and self.chance.random() < self._deaths:
             settle, options = self.store.fail, {"attempts": 1, "error": Failure("E", "broken")}
@@ -505,9 +505,9 @@ class Operator:
             low, high = now + chance.randrange(DAY // 2), now + chance.randrange(DAY // 2, DAY)
         if low:
             fields["start"], fields["end"] = to_datetime(low), to_datetime(high)
-        overlap = chance.choice(OVERLAPS)
+        overlap: Any = chance.choice(OVERLAPS)
         catch_up = chance.choice((None, None, 0, 600, 14_400, 108_000))
-        mode = chance.choice(("each", "each", "last"))
+        mode: Any = chance.choice(("each", "each", "last"))
         jitter = chance.choice((0, 0, 30))
         if rule.every:
             fields["every"], fields["offset"] = timedelta(seconds=rule.every), rule.offset
