@@ -46,8 +46,10 @@ def _file() -> Iterator[str]:
 
 
 def _tick(answer: Connection, url: str, most: int, settling: float) -> None:
-    """In a child: send the times at which the jobs of so many ticks were there, each with the times of the ticks. With `settling`,
-    only ticks later than so many seconds after the start count."""
+    """In a child: send the times at which the jobs of so many ticks were there, each with the times of the ticks.
+
+    With `settling`, only ticks later than so many seconds after the start count.
+    """
     enqueue, found = ticking._enqueue, list[tuple[float, list[Micros]]]()
     began = (time.time() + settling) * SECOND
 
