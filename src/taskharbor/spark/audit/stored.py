@@ -1,4 +1,5 @@
-"""The log beside the store: jobs that were lost, that ended too early or ran too often, and those that nobody claims."""
+"""The log beside the store: jobs that were lost, that ended too early or ran too often, those that nobody claims, and ticks that
+were left out."""
 
 from __future__ import annotations
 
@@ -8,16 +9,21 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from taskharbor.bulk.store import open_store
-from taskharbor.jobs import to_datetime
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import Micros, Outcome, to_datetime
+from taskharbor.schedules import QUEUE
+from taskharbor.schedules.specification import read
+from taskharbor.schedules.tick_ids import generation_of, tick_id
 from taskharbor.spark.audit.checks import check
 from taskharbor.spark.audit.violations import Kind
 
 _ROW = "source job_id created_at queue seq fence reserved_at ended_at outcome state"
 _JOB = "source id queue key state fence created_at run_at finished_at attempts stalls max_attempts max_stalls"
+_TICKS = "array<struct<queue: string, job_id: string>>"
 
 
 class Stored(NamedTuple):
@@ -45,7 +51,9 @@ def read_store(
     """Read the jobs now, and the log after them."""
     with open_store(url) as store:
         read_at = to_datetime(store.time())
-    jobs = read_table(spark, url, "jobs", source).select(*_JOB.split()).persist(StorageLevel.MEMORY_AND_DISK)
+    payload = F.when(F.col("queue") == QUEUE, F.col("payload")).alias("payload")
+    jobs = read_table(spark, url, "jobs", source).select(*_JOB.split(), payload)
+    jobs = jobs.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         jobs.count()
         queues, later = (read_table(spark, url, name, source) for name in ("queues", "attempts"))
@@ -63,4 +71,42 @@ def check_store(attempts: DataFrame, stored: Stored) -> DataFrame:
     """Compare the log with the jobs that the store has."""
     before = None if stored.waiting_limit is None else stored.read_at - stored.waiting_limit
     both = {"attempts": attempts.select(*_ROW.split()), "later": stored.later.select(*_ROW.split())}
-    return check("stored", before=before, **both, jobs=stored.jobs, queues=stored.queues)
+    found = check("stored", before=before, **both, jobs=stored.jobs, queues=stored.queues)
+    schedules = stored.jobs.where(F.col("queue") == QUEUE)
+    if schedules.isEmpty():
+        return found
+    due = _due_ticks(attempts, schedules)
+    return found.unionByName(check("due", **both, jobs=stored.jobs, due=due))
+
+
+def _due_ticks(attempts: DataFrame, schedules: DataFrame) -> DataFrame:
+    """A row for each tick that was due when its schedule was worked on, as the schedule is now in the store."""
+    in_order = Window.partitionBy("source", "job_id").orderBy("seq")
+    known = schedules.select(
+        "source", F.col("id").alias("job_id"), "payload", F.col("run_at").alias("cursor")
+    )
+    steps = attempts.where(F.col("queue") == QUEUE).withColumn("following", F.lead("run_at").over(in_order))
+    released = steps.where(F.col("outcome") == Outcome.RELEASED.value).join(known, ["source", "job_id"])
+    times = map(F.unix_micros, ("run_at", "reserved_at", F.coalesce("following", "cursor")))
+    ticks = F.explode(F.udf(_ticks_of, _TICKS)("job_id", "payload", *times)).alias("tick")
+    own = (F.col("job_id").alias("own_id"), F.col("fence").alias("own_fence"))
+    found = released.select("source", *own, "reserved_at", "ended_at", ticks)
+    return found.select("*", "tick.*", F.lit(0).alias("fence"))
+
+
+def _ticks_of(
+    own_id: str, payload: bytes, run_at: Micros, reserved_at: Micros, following: Micros
+) -> list[tuple[str, str]]:
+    """Return queue and id of the jobs that a step should have made. Nothing where the schedule may leave ticks out, or was changed
+    since, or cannot be read."""
+    try:
+        reading = read(bytes(payload))
+    except InvalidRequest:
+        return []
+    stored, spec = reading.stored, reading.spec
+    is_each = spec.overlap == "allow" and spec.catch_up_mode == "each" and spec.key is None
+    if not is_each or spec.pause_on_failure or stored.paused is not None or stored.since > run_at:
+        return []
+    # The log may have a later begin of a lease than the clock that the step went by. So ticks of the next step are left to it.
+    due = (to_datetime(one) for one in reading.due(run_at, reserved_at) if one < following)
+    return [(spec.queue or "", tick_id("tick", spec.name, generation_of(own_id), one)) for one in due]

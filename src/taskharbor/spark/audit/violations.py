@@ -47,6 +47,8 @@ class Kind(StrEnum):
     RAN_AND_MERGED = (
         "ran_and_merged"  # Merged into another job although it was not blocked: it had run before.
     )
+    TICK_DOUBLED = "tick_doubled"  # A tick of a schedule has two jobs, or its job lived twice.
+    TICK_LOST = "tick_lost"  # A tick was due when its schedule was worked on, and it has no job.
     LOST_JOB = "lost_job"  # Its last state is not terminal and the store does not have it.
     STORE_CONTRADICTS_LOG = (
         "store_contradicts_log"  # The store is behind what the log says had happened before.

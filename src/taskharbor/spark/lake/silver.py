@@ -34,14 +34,14 @@ def _timed(rows: DataFrame) -> DataFrame:
     # A lease gives no right beyond its expiry, however late somebody noticed; without one there is none to end.
     valid_until = F.when(F.col("reserved_at").isNotNull(), F.least("ended_at", "lease_expires_at"))
     times = {
-        "wait_us": _elapsed("run_at", "reserved_at"),
-        "run_us": _elapsed("reserved_at", "ended_at"),
+        "wait_us": elapsed("run_at", "reserved_at"),
+        "run_us": elapsed("reserved_at", "ended_at"),
         "valid_until": valid_until,
     }
     return rows.withColumns(times)
 
 
-def _elapsed(start: str, end: str) -> Column:
+def elapsed(start: str, end: str) -> Column:
     """Null where either is."""
     return F.unix_micros(end) - F.unix_micros(start)
 
