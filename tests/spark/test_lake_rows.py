@@ -228,14 +228,18 @@ def test_a_tick_has_a_row_however_often_its_job_was_tried(spark: SparkSession) -
     rows = [first, tick(2, 0, fence=2, reserved_at=9, ended_at=12), skip(3, 60.25, 120)]
     rows += [tick(4, 180, **NO_LEASE, ended_at=181, outcome="merged"), row(5, error_type="Skipped")]
     rows += [tick(6, 240, job_id=tick_id("backfill", "b", "0" * 12, at(30)), error_type="Skipped")]
-    rows += [row(7, job_id="tick:a:b:2026-03-01T22:00:00Z"), row(8, job_id="tick:a:000000000000:2026-99-01T22:00:00Z")]
+    rows += [
+        row(7, job_id="tick:a:b:2026-03-01T22:00:00Z"),
+        row(8, job_id="tick:a:000000000000:2026-99-01T22:00:00Z"),
+    ]
     attempts = gold.attempt_ticks(silver(spark, rows)).cache()
     whole = gold.summed_ticks(attempts)
     cut = gold.summed_ticks(attempts.where("last_seq > 1"), gold.summed_ticks(attempts.where("last_seq = 1")))
     assert sorted(whole.collect()) == sorted(cut.collect())
     found = {one.job_id.partition(":")[2]: one for one in whole.collect()}
     seen = {
-        (one.made_by, one.schedule, one.outcome, one.lateness_us, one.made_lateness_us) for one in found.values()
+        (one.made_by, one.schedule, one.outcome, one.lateness_us, one.made_lateness_us)
+        for one in found.values()
     }
     assert seen == {
         ("tick", "a:b", "done", 3 * SECOND, SECOND),

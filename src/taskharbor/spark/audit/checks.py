@@ -1,7 +1,7 @@
 """The checks: each is a file of SQL, whose rows have a condition for each kind of violation, with rules (`rules.toml`) that make
 violations of the conditions that are true. `rows` judges single rows, `numbers` their numbers, `lives` a job's rows in their
-order, `keys` jobs that share a key, `limits` max_inflight, `ticks` jobs of one tick, `stored` the jobs in the store, and `due` the
-ticks that schedules in the store had to make."""
+order, `keys` jobs that share a key, `limits` max_inflight, `ticks` jobs of one tick, `stored` the jobs in the store, and `due`
+the ticks that schedules in the store had to make."""
 
 from __future__ import annotations
 

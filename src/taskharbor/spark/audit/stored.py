@@ -88,7 +88,9 @@ def _due_ticks(attempts: DataFrame, schedules: DataFrame) -> DataFrame:
     steps = attempts.where(F.col("queue") == QUEUE).withColumn("following", F.lead("run_at").over(in_order))
     released = steps.where(F.col("outcome") == Outcome.RELEASED.value).join(known, ["source", "job_id"])
     times = map(F.unix_micros, ("run_at", "reserved_at", F.coalesce("following", "cursor")))
-    ticks = F.explode(F.udf(_ticks_of, _TICKS)("job_id", "payload", *times)).alias("tick")
+    ticks = F.explode(F.udf(lambda *step: _ticks_of(*step), _TICKS)("job_id", "payload", *times)).alias(
+        "tick"
+    )
     own = (F.col("job_id").alias("own_id"), F.col("fence").alias("own_fence"))
     found = released.select("source", *own, "reserved_at", "ended_at", ticks)
     return found.select("*", "tick.*", F.lit(0).alias("fence"))
@@ -97,8 +99,8 @@ def _due_ticks(attempts: DataFrame, schedules: DataFrame) -> DataFrame:
 def _ticks_of(
     own_id: str, payload: bytes, run_at: Micros, reserved_at: Micros, following: Micros
 ) -> list[tuple[str, str]]:
-    """Return queue and id of the jobs that a step should have made. Nothing where the schedule may leave ticks out, or was changed
-    since, or cannot be read."""
+    """Return queue and id of the jobs that a step should have made. Nothing where the schedule may leave ticks out, or was
+    changed since, or cannot be read."""
     try:
         reading = read(bytes(payload))
     except InvalidRequest:

@@ -11,7 +11,7 @@ WITH ticks AS (
 ), known AS (
     SELECT * FROM ticks LEFT JOIN schedules USING (source, schedule, generation)
 )
-SELECT one.*, other,
+SELECT one.*, struct(other.*) AS other,
     -- A schedule that was deleted and put again may make the tick of that very instant once more. The log has all rows of the one
     -- before the first row of the other, unless both were there at once.
     one.generation = other.generation OR one.first < other.last AND other.first < one.last AS tick_doubled
