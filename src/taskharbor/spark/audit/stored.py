@@ -23,7 +23,6 @@ from taskharbor.spark.audit.violations import Kind
 
 _ROW = "source job_id created_at queue seq fence reserved_at ended_at outcome state"
 _JOB = "source id queue key state fence created_at run_at finished_at attempts stalls max_attempts max_stalls"
-_TICKS = "array<struct<queue: string, job_id: string>>"
 
 
 class Stored(NamedTuple):
@@ -80,35 +79,32 @@ def check_store(attempts: DataFrame, stored: Stored) -> DataFrame:
 
 
 def _due_ticks(attempts: DataFrame, schedules: DataFrame) -> DataFrame:
-    """A row for each tick that was due when its schedule was worked on, as the schedule is now in the store."""
+    """A row for each tick that was due when its schedule was worked on, by the schedule as it is in the store."""
     in_order = Window.partitionBy("source", "job_id").orderBy("seq")
     known = schedules.select(
         "source", F.col("id").alias("job_id"), "payload", F.col("run_at").alias("cursor")
     )
     steps = attempts.where(F.col("queue") == QUEUE).withColumn("following", F.lead("run_at").over(in_order))
-    released = steps.where(F.col("outcome") == Outcome.RELEASED.value).join(known, ["source", "job_id"])
     times = map(F.unix_micros, ("run_at", "reserved_at", F.coalesce("following", "cursor")))
-    ticks = F.explode(F.udf(lambda *step: _ticks_of(*step), _TICKS)("job_id", "payload", *times)).alias(
-        "tick"
-    )
+    # PySpark takes the hints of a named function for those of another kind of function.
+    ticks = F.udf(lambda *step: _ticks_of(*step), "map<string, string>")("job_id", "payload", *times)
     own = (F.col("job_id").alias("own_id"), F.col("fence").alias("own_fence"))
-    found = released.select("source", *own, "reserved_at", "ended_at", ticks)
-    return found.select("*", "tick.*", F.lit(0).alias("fence"))
+    released = steps.where(F.col("outcome") == Outcome.RELEASED.value).join(known, ["source", "job_id"])
+    due = F.explode(ticks).alias("job_id", "queue")
+    return released.select("source", *own, "reserved_at", "ended_at", due, F.lit(0).alias("fence"))
 
 
-def _ticks_of(
-    own_id: str, payload: bytes, run_at: Micros, reserved_at: Micros, following: Micros
-) -> list[tuple[str, str]]:
-    """Return queue and id of the jobs that a step should have made. Nothing where the schedule may leave ticks out, or was
+def _ticks_of(own_id: str, payload: bytes, run_at: Micros, now: Micros, following: Micros) -> dict[str, str]:
+    """Return id and queue of the jobs that a step should have made. Nothing where the schedule may leave ticks out, or was
     changed since, or cannot be read."""
     try:
         reading = read(bytes(payload))
     except InvalidRequest:
-        return []
-    stored, spec = reading.stored, reading.spec
-    is_each = spec.overlap == "allow" and spec.catch_up_mode == "each" and spec.key is None
-    if not is_each or spec.pause_on_failure or stored.paused is not None or stored.since > run_at:
-        return []
-    # The log may have a later begin of a lease than the clock that the step went by. So ticks of the next step are left to it.
-    due = (to_datetime(one) for one in reading.due(run_at, reserved_at) if one < following)
-    return [(spec.queue or "", tick_id("tick", spec.name, generation_of(own_id), one)) for one in due]
+        return {}
+    stored, spec, generation = reading.stored, reading.spec, generation_of(own_id)
+    policy = (spec.overlap, spec.catch_up_mode, spec.key, spec.pause_on_failure, stored.paused)
+    if policy != ("allow", "each", None, False, None) or stored.since > run_at:
+        return {}
+    # A lease may begin in the log later than by the clock of the step. So ticks of the next step are left to it.
+    due = (to_datetime(one) for one in reading.due(run_at, now) if one < following)
+    return {tick_id("tick", spec.name, generation, one): spec.queue or "" for one in due}

@@ -145,8 +145,8 @@ def gold_queue_minutes(
     return declared(found.drop("change", "carried", "known", "seen"), "gold.queue_minutes")
 
 
+# Source and queue, date: by how much the backlog changed on it.
 Days = dict[tuple[str, str], dict[date, int]]
-"""Source and queue, date: by how much the backlog changed on it."""
 
 
 def carried_backlog(days: Days) -> dict[tuple[str, str, date], int]:

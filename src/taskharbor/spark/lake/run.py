@@ -41,10 +41,10 @@ from taskharbor.spark.lake.reprocess import Again, Rewritten
 from taskharbor.spark.session import FEW_ROWS, require_shared_store
 
 STEPS = (BRONZE, *(name for name in TABLES if name != BRONZE), "done")
+# Called as each step begins: its name, its number from 0, and how many there are. Steps overlap.
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called as each step begins: its name, its number from 0, and how many there are. Steps overlap."""
+# Steps at once: while Spark plans one, the cores work on others.
 _SIDE_BY_SIDE = 2
-"""Steps at once: while Spark plans one, the cores work on others."""
 _TRIES = 5
 # Tables that may change in a run without rows.
 _ALWAYS = ("bronze.queues", "gold.objectives", "gold.ticks")
@@ -262,12 +262,11 @@ class _Steps:
 
 
 class _Change(NamedTuple):
-    """Files that are added to a table, and those that they replace."""
+    """Files that are added to a table, and those that they replace. `record`: that of the commit, if it is more than the run."""
 
     added: Sequence[File] = ()
     removed: Sequence[File] = ()
     record: object = None
-    """The record of the commit, if it is more than the run."""
 
 
 def _rewritten(compute: Callable[[Table], Rewritten], table: Table) -> _Change:
@@ -315,15 +314,9 @@ class _Derived:
         seen = self.record.queues.get(self.record.source, [])
         if not seen:
             return _Change()
-        kinds = [pa.int64() if pa.types.is_timestamp(one.type) else one.type for one in QUEUES]
-        columns = [
-            pa.array([row[one.name] for row in seen], kind) for one, kind in zip(QUEUES, kinds, strict=True)
-        ]
         at = datetime.fromisoformat(self.record.at)
         facts = {"source": self.record.source, "run": self.run, "observed_at": at, "date": at.date()}
-        rows = pa.Table.from_arrays(columns, names=QUEUES.names)
-        for name, value in facts.items():
-            rows = rows.append_column(name, pa.array([value] * len(seen)))
+        rows = pa.Table.from_pylist([row | facts for row in seen], schema=TABLES[table.name])
         return _Change(write_table(rows, table.place, table.name))
 
     def _attempts(self, table: Table) -> _Change:
@@ -532,10 +525,9 @@ def _are_apart(seen: Sequence[_Seen]) -> bool:
 
 def _plain(queues: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of queues for JSON: instants are whole numbers."""
-    rows = pa.RecordBatch.from_pylist(list(queues), schema=QUEUES)
-    kinds = [pa.int64() if pa.types.is_timestamp(one.type) else one.type for one in QUEUES]
-    columns = [column.cast(kind) for column, kind in zip(rows.columns, kinds, strict=True)]
-    found: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, names=QUEUES.names).to_pylist()
+    rows = pa.Table.from_pylist(list(queues), schema=QUEUES)
+    place, instants = QUEUES.get_field_index("head_run_at"), rows["head_run_at"].cast(pa.int64())
+    found: list[dict[str, Any]] = rows.set_column(place, "head_run_at", instants).to_pylist()
     return found
 
 
@@ -550,17 +542,19 @@ def _settings(queues: Sequence[dict[str, Any]]) -> set[tuple[Any, ...]]:
 
 
 class News(NamedTuple):
-    """Rows of a source that the lake does not have yet."""
+    """Rows of a source that the lake does not have yet.
+
+    `attempts`: a function runs a task over each share of a store's rows; None if nothing is new. `until`: the cursor after
+    these rows; None: it is the highest `seq` among them.
+    """
 
     attempts: DataFrame | Callable[[Callable[..., Iterator[pa.RecordBatch]]], DataFrame] | None
-    """A function runs a task over each share of a store's rows. None if nothing is new."""
     queues: list[dict[str, Any]] | None
     until: str | None
-    """The cursor after these rows; None: it is the highest `seq` among them."""
 
 
+# Options that identify the store.
 _NAMING = ("schema", "prefix", "db", "endpoint", "base_url", "account_name")
-"""Options that identify the store."""
 
 
 def source_name(url: str) -> str:

@@ -49,10 +49,10 @@ def elapsed(start: str, end: str) -> Column:
 BY_OUTCOME: tuple[str, ...] = tuple(outcome.value for outcome in Outcome)
 SUMS: tuple[str, ...] = ("executions", *BY_OUTCOME, "total_wait_us", "total_run_us")
 TERMINAL: tuple[str, ...] = tuple(sorted(state.value for state in TERMINAL_STATES))
+# States that no job leaves. Their rows are written once, in a log that keeps the rules.
 FINAL = (JobState.DONE.value, JobState.CANCELLED.value)
-"""States that no job leaves. Their rows are written once, in a log that keeps the rules."""
+# A life is what has one id and one created_at: an id that retention has freed may be given to another job later.
 LIFE = ("source", "job_id", "created_at")
-"""A life is what has one id and one created_at: an id that retention has freed may be given to another job later."""
 
 
 def single_attempts(attempts: DataFrame, *, run: Column) -> DataFrame:
