@@ -15,6 +15,7 @@ from taskharbor.errors import CodecError
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import SECOND, JobRecord, JobState
 from taskharbor.requests import as_duration, as_instant
+from taskharbor.schedules import QUEUE as SCHEDULES
 
 _SHOWN = 20
 
@@ -111,7 +112,7 @@ def _all_jobs(harbor: Harbor) -> list[JobRecord]:
     while page.cursor is not None:
         page = harbor.client.list_jobs(limit=1000, cursor=page.cursor)
         jobs = [*jobs, *page.jobs]
-    return jobs[::-1]
+    return [job for job in jobs[::-1] if job.queue != SCHEDULES]
 
 
 def _fits(harbor: Harbor, record: JobRecord, job: AnyJobType, expected: Expected) -> bool:
