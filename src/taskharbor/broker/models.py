@@ -37,10 +37,14 @@ from taskharbor.jobs import (
     Lease,
     Micros,
     Name,
+    Text,
     UpdateFlags,
     to_datetime,
     to_micros,
 )
+from taskharbor.schedules import Schedule, ScheduleInfo
+from taskharbor.schedules.specification import MOST_EXPRESSIONS
+from taskharbor.schedules.times import LONGEST_EXPRESSION
 
 M = TypeVar("M", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
@@ -734,6 +738,55 @@ class JobsQuery(RequestModel):
     limit: PageLimit = 100
     cursor: str | UnsetType = UNSET
     payload: bool = False
+
+
+CronText: TypeAlias = Annotated[str, Meta(max_length=LONGEST_EXPRESSION)]
+
+
+@derived(Schedule, presence="default")
+class NewSchedule(RequestModel, kw_only=True):
+    """When to make jobs, and which. Durations are seconds. The name may be left out: it is in the path."""
+
+    name: Name | None = None
+    job: Name
+    payload: AnyJSON = UNSET
+    cron: CronText | Annotated[list[CronText], Meta(max_length=MOST_EXPRESSIONS)] | None = None
+    zone: Name = "UTC"
+    start: AwareTime | None = None
+    end: AwareTime | None = None
+
+
+class PauseRequest(RequestModel):
+    """Pause a schedule, with the reason."""
+
+    note: Text = ""
+
+
+class BackfillRequest(RequestModel):
+    """Make the jobs of all ticks of a time in the past."""
+
+    start: AwareTime
+    end: AwareTime
+
+
+class BackfilledJobs(msgspec.Struct):
+    """The number of new jobs."""
+
+    enqueued: int
+
+
+class SchedulePage(msgspec.Struct):
+    """Schedules, newest first. `cursor` leads to the next page; null when nothing follows."""
+
+    schedules: list[ScheduleInfo]
+    cursor: str | None
+
+
+class SchedulesQuery(RequestModel):
+    """The page of schedules to show. Each has its next times, so pages are small."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 100
+    cursor: str | UnsetType = UNSET
 
 
 class AttemptsQuery(RequestModel):

@@ -77,7 +77,8 @@ class Service:
         """True if this broker ends expired leases, applies retention and makes the jobs of schedules."""
         self.stopping = asyncio.Event()
         """Set: long polls are answered at once, and new calls are refused."""
-        self._clock: Clock = clock or BackendClock(driver.time)
+        # The clock that leases are measured by.
+        self.clock: Clock = clock or BackendClock(driver.time)
         self.calls = Calls(driver, self.config)
         self.long_polls = LongPolls(driver, self.config, self.now)
         self._tasks: list[asyncio.Task[None]] = []
@@ -85,7 +86,7 @@ class Service:
 
     def now(self) -> Micros:
         """Return the time that leases are measured by."""
-        return self._clock.now()
+        return self.clock.now()
 
     @property
     def is_leading(self) -> bool:
@@ -105,16 +106,16 @@ class Service:
     async def start(self) -> None:
         """Open the driver, set the clock, and begin to sweep and to lead."""
         await self.driver.open()
-        if isinstance(self._clock, BackendClock):
+        if isinstance(self.clock, BackendClock):
             try:
-                await self._clock.sync()
+                await self.clock.sync()
             except BaseException:
                 await self.driver.close()
                 raise
         self._tasks.append(asyncio.create_task(self._tend()))
         if self.sweeps:
             schedules = ScheduleLoop(
-                self.driver, clock=self._clock, name="broker", is_on=lambda: self.is_leading
+                self.driver, clock=self.clock, name="broker", is_on=lambda: self.is_leading
             )
             self._tasks.append(asyncio.create_task(schedules.run()))
         if self._candidacy is not None:
@@ -149,12 +150,12 @@ class Service:
 
     async def _tend(self) -> None:
         """Keep the clock set, and sweep. Workers sweep too, but clients in other languages do not."""
-        sweep = SweepLoop(self.driver, clock=self._clock)
+        sweep = SweepLoop(self.driver, clock=self.clock)
         while True:
             await asyncio.sleep(TEND_SECONDS)
             try:
-                if isinstance(self._clock, BackendClock) and self._clock.is_due:
-                    await self._clock.sync()
+                if isinstance(self.clock, BackendClock) and self.clock.is_due:
+                    await self.clock.sync()
                 if self.sweeps and self.is_leading:
                     await sweep.sweep()
             except (TaskHarborError, OSError) as error:
