@@ -189,14 +189,18 @@ async def test_a_token_limited_to_queues_neither_puts_nor_reads_schedules(asked:
         ("POST", "/s/pause", {}), ("POST", "/s/resume", None), ("POST", "/s/trigger", None),
         ("POST", "/s/backfill", {"start": "2020-01-01T00:00:00Z", "end": "2020-01-01T01:00:00Z"}),
     ):  # fmt: skip
-        answer = await asked.json("mail", method, path, sent)
-        assert answer.refusal == (403, "forbidden"), (method, path, answer)
+        refused = await asked.json("mail", method, path, sent)
+        assert refused.refusal == (403, "forbidden"), (method, path, refused)
     headers: dict[str, Any] = {"Authorization": f"Bearer {'mail' * 8}"}
-    for call in (op.Enqueue(stored, clock.now()), op.ListJobs(JobFilter(queue=QUEUE), clock.now())):
+    calls: list[op.Operation[Any]] = [
+        op.Enqueue(stored, clock.now()),
+        op.ListJobs(JobFilter(queue=QUEUE), clock.now()),
+    ]
+    for call in calls:
         assert (await asked.call(call.name, wire.encode(call), **headers)).refusal == (403, "forbidden")
     job = b'{"type": "taskharbor.schedule", "queue": "taskharbor.schedules", "key": "s"}'
-    sent = await asked.ask("POST", "/v1/jobs", job, Content_Type="application/json", **headers)
-    assert sent.refusal == (403, "forbidden")
+    answer = await asked.ask("POST", "/v1/jobs", job, Content_Type="application/json", **headers)
+    assert answer.refusal == (403, "forbidden")
     assert (await asked.ask("GET", f"/v1/jobs/{stored[0].id}", **headers)).status == 404
     assert await contents(asked.driver) == before
 

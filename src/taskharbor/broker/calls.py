@@ -45,8 +45,8 @@ class Calls:
         self._driver = driver
         self._most_bytes = config.max_answer_bytes
         self._reading = asyncio.Semaphore(READERS)
+        # Queues that had a job lately, and whether one had a large payload. The oldest is forgotten first.
         self._known_queues: dict[str, bool] = {}
-        """Queues that had a job lately, and whether one had a large payload. The oldest is forgotten first."""
         self._new_queues = Rates(NEW_QUEUES_PER_SECOND, NEW_QUEUES_AT_ONCE)
 
     async def run(self, caller: Caller, call: op.Operation[A]) -> A:

@@ -51,8 +51,8 @@ R = TypeVar("R", bound=msgspec.Struct)
 Form: TypeAlias = Literal["instant", "seconds", "same"]
 
 AwareTime: TypeAlias = Annotated[datetime, Meta(tz=True)]
+# An instant in a query. There, numbers in quotes would be accepted as instants.
 InstantText: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
-"""An instant in a query. There, numbers in quotes would be accepted as instants."""
 DurationSeconds: TypeAlias = Annotated[float, Meta(ge=0, le=LATEST // SECOND)]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, lt=1e10, description="Seconds.")]
 Timeout: TypeAlias = Annotated[float, Meta(ge=0.001, lt=1e10)]
@@ -61,8 +61,8 @@ LeaseSeconds: TypeAlias = Annotated[float, Meta(ge=0.001, le=86_400, description
 AnyJSON: TypeAlias = msgspec.Raw | UnsetType
 Ignored: TypeAlias = Annotated[AnyJSON, Meta(description="Ignored: only the store decides on it.")]
 MaxAttempts: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TRIES)]
+# Shorter than a name: the store keeps it after the name of the access token.
 WorkerId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
-"""Shorter than a name: the store keeps it after the name of the access token."""
 MAX_PAGE = 1000
 PageLimit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 DEFAULT_LEASE_SECONDS = 30.0
@@ -447,8 +447,8 @@ def error_code(kind: type[BaseException]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
+# `JobNotFound` is `job_not_found`, and so on: names of the contract's errors do not change.
 JOB_ERROR_CODES = {kind: error_code(kind) for kind in JobError.__subclasses__()}
-"""`JobNotFound` is `job_not_found`, and so on: names of the contract's errors do not change."""
 
 
 def job_error_code(error: JobError) -> str:
@@ -655,8 +655,8 @@ class DiscardRequest(LeaseProof):
 
 
 SettleRequest: TypeAlias = CompleteRequest | RetryRequest | FailRequest | ReleaseRequest | DiscardRequest
+# The request for each `SettleAction`.
 SETTLE_REQUESTS = {one.__name__.removesuffix("Request").lower(): one for one in get_args(SettleRequest)}
-"""The request for each `SettleAction`."""
 
 
 def _settle_item(action: str) -> Any:

@@ -69,20 +69,20 @@ class Service:
     ) -> None:
         self.driver = driver
         self.config = config or BrokerConfig()
+        # None: any number of brokers answer over this store.
         self.leads: Leads | None = None
-        """None: any number of brokers answer over this store."""
         self._candidacy = candidacy
-        # If clients give their own time, the broker's clock must not end their leases.
+        # True if this broker ends expired leases, applies retention and makes the jobs of schedules. Its clock must not end the
+        # leases of clients that give their own time.
         self.sweeps = self.config.sweeps and not self.config.trust_client_time
-        """True if this broker ends expired leases, applies retention and makes the jobs of schedules."""
+        # Set: long polls are answered at once, and new calls are refused.
         self.stopping = asyncio.Event()
-        """Set: long polls are answered at once, and new calls are refused."""
         # The clock that leases are measured by.
         self.clock: Clock = clock or BackendClock(driver.time)
         self.calls = Calls(driver, self.config)
         self.long_polls = LongPolls(driver, self.config, self.now)
+        # The tasks beside the requests, from the start to the end.
         self._tasks: list[asyncio.Task[None]] = []
-        """The tasks beside the requests, from the start to the end."""
 
     def now(self) -> Micros:
         """Return the time that leases are measured by."""
@@ -190,10 +190,13 @@ FORGET_AFTER = 5.0
 
 
 class _Watcher(msgspec.Struct):
-    """One queue that clients wait for."""
+    """One queue that clients wait for.
+
+    Attributes:
+        caller: The caller that named it first.
+    """
 
     caller: str
-    """The caller that named it first."""
     changed_at: int = 0
     asked_at: float = 0.0
     now: Micros = 0
@@ -211,12 +214,12 @@ class LongPolls:
         self._config = config
         self._now = now
         self._is_stopped = False
+        # A random name: numbers of another broker, or of this one before a restart, mean nothing here.
         self._name = secrets.token_hex(4)
-        """A random name: numbers of another broker, or of this one before a restart, mean nothing here."""
         self._number = 0
         self._watchers: dict[str, _Watcher] = {}
+        # Lines of the log about queues that cannot be watched: a caller can name many.
         self._lines = Rates(1.0, 10.0)
-        """Lines of the log about queues that cannot be watched: a caller can name many."""
         has_tokens = bool(config.tokens)
         self._watched = Shares.of_tokens(MOST_WATCHED, has_tokens)
         self._waiting = Shares.of_tokens(config.max_waiting, has_tokens)

@@ -19,17 +19,20 @@ from taskharbor.schedules import QUEUE as SCHEDULES
 
 _SHOWN = 20
 
+# A declared job, or a type by its name; None: any.
 AnyJobType: TypeAlias = JobType[..., Any] | str | None
-"""A declared job, or a type by its name; None: any."""
+# An app, or a declared job of it.
 Target: TypeAlias = Harbor | JobType[..., Any]
-"""An app, or a declared job of it."""
 
 
 class Expected(TypedDict, total=False):
-    """The properties of an expected job. All that are given must match."""
+    """The properties of an expected job. All that are given must match.
+
+    Attributes:
+        args: Some of its arguments, by name (nested ones too) or the first few by position.
+    """
 
     args: Mapping[str, Any] | Sequence[Any]
-    """Some of its arguments, by name (nested ones too) or the first few by position."""
     queue: str
     key: str
     idempotency_key: str
