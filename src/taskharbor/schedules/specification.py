@@ -174,7 +174,8 @@ def _normal(schedule: Schedule) -> Schedule:
     durations = {field: value for field in _DURATIONS if (value := getattr(schedule, field)) is not None}
     us = {field: as_duration(field, value) for field, value in durations.items()}
     start, end = (one and as_instant("start or end", one) for one in (schedule.start, schedule.end))
-    every, offset, overlap, key = us.get("every", 0), us["offset"], schedule.overlap, schedule.key
+    every, offset, key = us.get("every", 0), us["offset"], schedule.key
+    overlap: str = schedule.overlap
     _check(bool(crons) != ("every" in us), "give either cron or every")
     texts = len(crons) <= MOST_EXPRESSIONS and all(isinstance(one, str) for one in crons)
     _check(texts, f"cron {schedule.cron!r}: give a text, or a list of at most {MOST_EXPRESSIONS} texts")
