@@ -44,7 +44,6 @@ from taskharbor.jobs import (
 )
 from taskharbor.schedules import Schedule, ScheduleInfo
 from taskharbor.schedules.specification import MOST_EXPRESSIONS
-from taskharbor.schedules.times import LONGEST_EXPRESSION
 
 M = TypeVar("M", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
@@ -740,9 +739,6 @@ class JobsQuery(RequestModel):
     payload: bool = False
 
 
-CronText: TypeAlias = Annotated[str, Meta(max_length=LONGEST_EXPRESSION)]
-
-
 @derived(Schedule, presence="default")
 class NewSchedule(RequestModel, kw_only=True):
     """When to make jobs, and which. Durations are seconds. The name may be left out: it is in the path."""
@@ -750,7 +746,7 @@ class NewSchedule(RequestModel, kw_only=True):
     name: Name | None = None
     job: Name
     payload: AnyJSON = UNSET
-    cron: CronText | Annotated[list[CronText], Meta(max_length=MOST_EXPRESSIONS)] | None = None
+    cron: Text | Annotated[list[Text], Meta(max_length=MOST_EXPRESSIONS)] | None = None
     zone: Name = "UTC"
     start: AwareTime | None = None
     end: AwareTime | None = None

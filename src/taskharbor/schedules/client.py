@@ -174,6 +174,7 @@ class AsyncSchedules:
         now = await self._client.now()
         infos = await self._infos(await _find(self._client.driver, now), now)
         if app is not None:
+            app.load()
             gone = {one.name for one in infos if one.origin in app.origins} - app.schedules.keys()
             infos = [replace(one, state="orphaned") if one.name in gone else one for one in infos]
         return infos
