@@ -63,6 +63,14 @@ async def test_case_9_backfill_is_bounded_and_needs_overlap_allow(store: Harness
     assert await store.ticks("backfill") == []
 
 
+async def test_backfill_keeps_to_the_first_and_the_last_instant(store: Harness) -> None:
+    start, end = (to_datetime(START + seconds * SECOND) for seconds in (-120, 60))
+    await store.begin(start=start, end=end)
+    await store.forward(5 * MINUTE)
+    assert await store.schedules.backfill("s", start - 9 * MINUTE, end + 2 * MINUTE) == 4
+    assert await store.ticks("backfill") == [-120, -60, 0, 60]
+
+
 async def test_case_12_all_that_is_shown_is_computed(store: Harness) -> None:
     await store.begin(cron="*/10 * * * *", zone="Europe/Berlin", catch_up=0)
     await store.forward(6 * MINUTE)
