@@ -95,6 +95,17 @@ async def test_the_life_of_a_schedule(asked: Asked) -> None:
 
 
 @in_memory
+async def test_a_trigger_says_if_a_job_waits_already_and_may_be_repeated_under_a_name(asked: Asked) -> None:
+    await asked.ok("PUT", "/s", {"job": "t", "every": 60, "overlap": "queue_one"})
+    clock, headers = clock_of(asked), {"Authorization": f"Bearer {'all' * 8}", "TaskHarbor_Request": "mine"}
+    first = await asked.ask("POST", f"{PATH}/s/trigger", **headers)
+    clock.advance(1)
+    assert (await asked.ask("POST", f"{PATH}/s/trigger", **headers)).body == first.body
+    assert not first.body["existed"]
+    assert await asked.ok("POST", "/s/trigger") == {**first.body, "existed": True}
+
+
+@in_memory
 async def test_pages(asked: Asked) -> None:
     for name in "abc":
         await asked.ok("PUT", f"/{name}", {"job": "t", "every": 60})

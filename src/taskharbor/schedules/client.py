@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from taskharbor.client import AsyncClient, Client, JobHandle, blocking, chunks, portal
-from taskharbor.drivers.contract import Driver, JobFilter
+from taskharbor.drivers.contract import Driver, Enqueued, JobFilter
 from taskharbor.errors import Forbidden, InvalidRequest, ScheduleNotFound
 from taskharbor.jobs import LATEST, SECOND, JobRecord, JobState, Micros, UpdateFlags, to_datetime
 from taskharbor.queue_settings import declare
@@ -203,14 +203,14 @@ class AsyncSchedules:
 
     async def trigger(self, name: str) -> JobHandle[Any]:
         """Make a job of the schedule now, beside its ticks. Raises ScheduleNotFound."""
-        now = await self._client.now()
-        return JobHandle(self._client, await self._trigger(name, now))
+        accepted = await self._trigger(name, await self._client.now())
+        return JobHandle(self._client, accepted.id, accepted.existed)
 
-    async def _trigger(self, name: str, now: Micros) -> str:
+    async def _trigger(self, name: str, now: Micros) -> Enqueued:
         held = await self._one(name, now)
         job = read(held.payload).job("trigger", generation_of(held.record.id), now, now)
         (accepted,) = await self._client.driver.enqueue([job], now=now)
-        return accepted.id
+        return accepted
 
     async def backfill(self, name: str, start: datetime, end: datetime) -> int:
         """Make the jobs of all ticks from `start` to `end`, in the past. A tick is made once, however often it is asked for.
@@ -354,5 +354,5 @@ class Schedules:
 
     def trigger(self, name: str) -> JobHandle[Any]:
         """Make a job of the schedule now, beside its ticks. Raises ScheduleNotFound."""
-        job_id = portal().call(self._inner._trigger(name, self._client.now()))
-        return JobHandle(self._client, job_id)
+        accepted = portal().call(self._inner._trigger(name, self._client.now()))
+        return JobHandle(self._client, accepted.id, accepted.existed)
