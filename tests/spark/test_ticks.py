@@ -92,7 +92,8 @@ async def step(one: Harness, dice: random.Random, crashes: float = 0) -> None:
 
 def ending(job: JobRecord, dice: random.Random) -> Ack | Fail | Release | RetryAt | None:
     held, failures = (job.id, job.token or ""), job.attempts + 1
-    ways = [Ack(*held)] * 9 + [Release(*held), None, Fail(*held, failures, FAILED)]
+    ways: list[Ack | Fail | Release | RetryAt | None] = [*[Ack(*held)] * 9, Release(*held), None]
+    ways.append(Fail(*held, failures, FAILED))
     if job.spent + 1 < job.max_attempts:
         ways.append(RetryAt(*held, job.run_at_us + SECOND, failures, FAILED))
     return dice.choice(ways)

@@ -75,7 +75,7 @@ def check_store(attempts: DataFrame, stored: Stored) -> DataFrame:
     if schedules.isEmpty():
         return found
     due = _due_ticks(attempts, schedules)
-    return found.unionByName(check("due", **both, jobs=stored.jobs, due=due))
+    return found.unionByName(check("due", attempts, later=stored.later, jobs=stored.jobs, due=due))
 
 
 def _due_ticks(attempts: DataFrame, schedules: DataFrame) -> DataFrame:
@@ -85,7 +85,7 @@ def _due_ticks(attempts: DataFrame, schedules: DataFrame) -> DataFrame:
         "source", F.col("id").alias("job_id"), "payload", F.col("run_at").alias("cursor")
     )
     steps = attempts.where(F.col("queue") == QUEUE).withColumn("following", F.lead("run_at").over(in_order))
-    times = map(F.unix_micros, ("run_at", "reserved_at", F.coalesce("following", "cursor")))
+    times = map(F.unix_micros, (F.col("run_at"), F.col("reserved_at"), F.coalesce("following", "cursor")))
     # PySpark takes the hints of a named function for those of another kind of function.
     ticks = F.udf(lambda *step: _ticks_of(*step), "map<string, string>")("job_id", "payload", *times)
     own = (F.col("job_id").alias("own_id"), F.col("fence").alias("own_fence"))
