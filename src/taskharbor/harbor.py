@@ -670,6 +670,9 @@ class Harbor:
 
     async def _on_start(self, driver: Driver, now: Micros) -> None:
         await self._declare_queues(driver, now)
+        await self._put_schedules(driver, now)
+
+    async def _put_schedules(self, driver: Driver, now: Micros) -> None:
         if self.schedules:
             from taskharbor.schedules.client import put
 

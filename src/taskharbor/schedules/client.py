@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import logging
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from taskharbor.client import AsyncClient, Client, JobHandle, blocking, chunks, portal
-from taskharbor.drivers.contract import Driver, JobFilter
+from taskharbor.drivers.contract import Driver, Enqueued, JobFilter
 from taskharbor.errors import Forbidden, InvalidRequest, ScheduleNotFound
 from taskharbor.jobs import LATEST, SECOND, JobRecord, JobState, Micros, UpdateFlags, to_datetime
 from taskharbor.queue_settings import declare
@@ -173,9 +174,23 @@ class AsyncSchedules:
         now = await self._client.now()
         infos = await self._infos(await _find(self._client.driver, now), now)
         if app is not None:
+            app.load()
             gone = {one.name for one in infos if one.origin in app.origins} - app.schedules.keys()
             infos = [replace(one, state="orphaned") if one.name in gone else one for one in infos]
         return infos
+
+    async def page(
+        self, *, limit: int, cursor: str | None = None
+    ) -> tuple[builtins.list[ScheduleInfo], str | None]:
+        """Return some schedules, newest first, and the cursor of the next page or None.
+
+        A change that waits for the end of a lease does not show yet.
+        """
+        now, states = await self._client.now(), OPEN_STATES - {JobState.BLOCKED}
+        selection = JobFilter(queue=QUEUE, states=states)
+        page = await self._client.driver.list_jobs(selection, now=now, limit=limit, cursor=cursor)
+        held = [_Held(job, job.payload) for job in page.jobs if not job.cancel_requested]
+        return await self._infos(held, now), page.cursor
 
     async def pause(self, name: str, note: str = "") -> None:
         """Pause a schedule: no more ticks until it is resumed. Raises ScheduleNotFound."""
@@ -188,14 +203,14 @@ class AsyncSchedules:
 
     async def trigger(self, name: str) -> JobHandle[Any]:
         """Make a job of the schedule now, beside its ticks. Raises ScheduleNotFound."""
-        now = await self._client.now()
-        return JobHandle(self._client, await self._trigger(name, now))
+        accepted = await self._trigger(name, await self._client.now())
+        return JobHandle(self._client, accepted.id, accepted.existed)
 
-    async def _trigger(self, name: str, now: Micros) -> str:
+    async def _trigger(self, name: str, now: Micros) -> Enqueued:
         held = await self._one(name, now)
         job = read(held.payload).job("trigger", generation_of(held.record.id), now, now)
         (accepted,) = await self._client.driver.enqueue([job], now=now)
-        return accepted.id
+        return accepted
 
     async def backfill(self, name: str, start: datetime, end: datetime) -> int:
         """Make the jobs of all ticks from `start` to `end`, in the past. A tick is made once, however often it is asked for.
@@ -220,14 +235,12 @@ class AsyncSchedules:
             raise InvalidRequest(
                 f"backfill from {start} to {end}: give two instants in the past, the earlier one first"
             )
-        ticks, tick = list[Micros](), reading.times.following(low - 1)
-        while tick is not None and tick <= high:
-            ticks.append(tick)
-            if len(ticks) > MOST_BACKFILLED:
-                raise InvalidRequest(
-                    f"backfill from {start} to {end}: more than {MOST_BACKFILLED} ticks, ask for fewer"
-                )
-            tick = reading.times.following(tick)
+        # In a thread: thousands of ticks take a second.
+        ticks = await asyncio.to_thread(reading.ticks, low, high, MOST_BACKFILLED + 1)
+        if len(ticks) > MOST_BACKFILLED:
+            raise InvalidRequest(
+                f"backfill from {start} to {end}: more than {MOST_BACKFILLED} ticks, ask for fewer"
+            )
         made, generation = 0, generation_of(held.record.id)
         for part in chunks(ticks, _PAGE):
             jobs = [reading.job("backfill", generation, one, now) for one in part]
@@ -341,5 +354,5 @@ class Schedules:
 
     def trigger(self, name: str) -> JobHandle[Any]:
         """Make a job of the schedule now, beside its ticks. Raises ScheduleNotFound."""
-        job_id = portal().call(self._inner._trigger(name, self._client.now()))
-        return JobHandle(self._client, job_id)
+        accepted = portal().call(self._inner._trigger(name, self._client.now()))
+        return JobHandle(self._client, accepted.id, accepted.existed)

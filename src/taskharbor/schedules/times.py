@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -78,46 +78,29 @@ class Cron:
         # Ticks are at the beginning of steps, so all instants of a step have one answer. Many schedules share an expression, and
         # ask about the same moment.
         self._step = 60 * SECOND if self._parsed.seconds == {0} else SECOND
-        self._following, self._latest = lru_cache(64)(self._find_following), lru_cache(64)(self._find_latest)
+        self._find = lru_cache(64)(self._search)
 
     def following(self, instant: Micros) -> Micros | None:
         """Return the first one later than this; None if there is none in the next 50 years."""
-        return self._following(instant - instant % self._step)
+        return self._find(instant - instant % self._step, 1)
 
     def latest(self, instant: Micros) -> Micros | None:
         """Return the last one that is not later than this; None if there is none in the 50 years before."""
-        return self._latest(instant - instant % self._step)
+        return self._find(instant - instant % self._step, -1)
 
-    def _find_following(self, instant: Micros) -> Micros | None:
+    def _search(self, instant: Micros, sign: Literal[1, -1]) -> Micros | None:
         at = to_datetime(instant)
-        # Wall times before this one may come again.
-        again = timedelta() if self._is_fixed else max(timedelta(), -self._turn(at, at + _LONGEST_FOLD))
+        # If the clock is turned back nearby, wall times behind this one come again, or have been there before.
+        turned = max(timedelta(), -self._turn(*sorted((at, at + sign * _LONGEST_FOLD))))
         best: datetime | None = None
-        for wall in self._walls(self._wall(at) - again, 1):
-            found = self._instants(wall)
-            if best is not None and found and found[0] >= best:
+        for wall in self._walls(self._wall(at) - sign * turned + (_ONE if sign < 0 else timedelta()), sign):
+            found = self._instants(wall)[::sign]
+            if best is not None and found and sign * (found[0] - best) >= timedelta():
                 break
-            later = [one for one in found if one > at and (best is None or one < best)]
-            if later:
-                best = later[0]
-                if not again:
-                    break
-        return None if best is None else to_micros(best)
-
-    def _find_latest(self, instant: Micros) -> Micros | None:
-        at = to_datetime(instant)
-        # Later wall times have been there before this one.
-        before = max(timedelta(), -self._turn(at - _LONGEST_FOLD, at))
-        best: datetime | None = None
-        for wall in self._walls(self._wall(at) + before + _ONE, -1):
-            found = self._instants(wall)
-            if best is not None and found and found[-1] <= best:
+            nearer = [one for one in found if best is None or sign * (one - best) < timedelta()]
+            best = next((one for one in nearer if (one > at) == (sign > 0)), best)
+            if best is not None and not turned:
                 break
-            earlier = [one for one in found if one <= at and (best is None or one > best)]
-            if earlier:
-                best = earlier[-1]
-                if self._is_fixed or not before:
-                    break
         return None if best is None else to_micros(best)
 
     def _wall(self, at: datetime) -> datetime:
