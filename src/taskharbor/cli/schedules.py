@@ -148,11 +148,7 @@ def put(
     }
     schedule = Schedule(name=name, job=job, **options)
     with opt.open_client(settings, creating=True) as client:
-        stored = (
-            client.schedules.put(schedule)
-            if app is None
-            else client.schedules.put_stored(app._scheduled(schedule))
-        )
+        stored = client.schedules.put(schedule, app=app)
         info = client.schedules.get(name)
     out.answer(settings, info, f"{name}: {'stored' if stored else 'nothing has changed'}", *_lines(info)[1:])
 

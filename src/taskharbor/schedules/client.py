@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +145,8 @@ class AsyncSchedules:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
-    async def put(self, schedule: Schedule) -> bool:
-        """Store a schedule, or change the one of its name.
+    async def put(self, schedule: Schedule, *, app: Harbor | None = None) -> bool:
+        """Store a schedule, or change the one of its name. With an app, the declaration of the job counts.
 
         Returns:
             False if nothing has changed, or if the stored one has a higher `revision`.
@@ -155,13 +155,13 @@ class AsyncSchedules:
             InvalidRequest: A field has a wrong value, or the queue of the jobs forgets them too early.
         """
         now = await self._client.now()
-        stored = stored_schedule(schedule, request_of(schedule), self._client.builder, now)
-        return await put(self._client.driver, stored, now)
+        if app is None:
+            stored = stored_schedule(schedule, request_of(schedule), self._client.builder, now)
+        else:
+            from taskharbor.schedules.declarations import complete
 
-    async def put_stored(self, declared: Callable[..., StoredSchedule]) -> bool:
-        """Store a schedule that an app has completed by the declaration of its job."""
-        now = await self._client.now()
-        return await put(self._client.driver, declared(now=now), now)
+            stored = complete(app, schedule)(now=now)
+        return await put(self._client.driver, stored, now)
 
     async def get(self, name: str) -> ScheduleInfo:
         """Return a schedule. Raises ScheduleNotFound."""
@@ -174,8 +174,10 @@ class AsyncSchedules:
         now = await self._client.now()
         infos = await self._infos(await _find(self._client.driver, now), now)
         if app is not None:
+            from taskharbor.schedules.declarations import origins
+
             app.load()
-            gone = {one.name for one in infos if one.origin in app.origins} - app.schedules.keys()
+            gone = {one.name for one in infos if one.origin in origins(app)} - app.schedules.keys()
             infos = [replace(one, state="orphaned") if one.name in gone else one for one in infos]
         return infos
 
@@ -266,13 +268,15 @@ class AsyncSchedules:
         await self._client.driver.enqueue([job], now=now)
 
     async def _infos(self, held: Sequence[_Held], now: Micros) -> builtins.list[ScheduleInfo]:
-        driver, ticks, keeps = self._client.driver, dict[str, list[Micros]](), dict[str, Micros]()
-        readings: dict[str, Reading | str] = {}
+        driver, keeps = self._client.driver, dict[str, Micros]()
+        found = dict[str, JobRecord]()
+        readings, ids = builtins.list[Reading | str](), builtins.list[dict[Micros, str]]()
         for one in held:
             try:
-                reading = readings[one.record.id] = read(one.payload)
+                reading = read(one.payload)
             except InvalidRequest as error:
-                readings[one.record.id] = str(error)
+                readings.append(str(error))
+                ids.append({})
                 continue
             queue = reading.spec.queue or ""
             if queue not in keeps:
@@ -280,21 +284,14 @@ class AsyncSchedules:
                 keeps[queue] = LATEST if keep_done is None else keep_done
             # Older jobs may be gone.
             since = max(reading.stored.since, now - keeps[queue])
-            ticks[one.record.id] = reading.ticks(since, min(now, one.record.run_at_us - 1), _LOOK_BACK)
-        found: dict[str, JobRecord] = {}
-        ids = {
-            (one.record.id, tick): _id_of(one, tick) for one in held for tick in ticks.get(one.record.id, ())
-        }
-        for part in chunks(ids.values(), _PAGE):
+            ticks = reading.ticks(since, min(now, one.record.run_at_us - 1), _LOOK_BACK)
+            readings.append(reading)
+            ids.append({tick: _id_of(one, tick) for tick in ticks})
+        for part in chunks((one for own in ids for one in own.values()), _PAGE):
             found.update({job.id: job for job in await driver.get(part, now=now) if job is not None})
         return [
-            _info(
-                one,
-                readings[one.record.id],
-                {tick: found.get(ids[one.record.id, tick]) for tick in ticks.get(one.record.id, ())},
-                now,
-            )
-            for one in held
+            _info(one, reading, {tick: found.get(job_id) for tick, job_id in own.items()}, now)
+            for one, reading, own in zip(held, readings, ids, strict=True)
         ]
 
 
@@ -344,7 +341,6 @@ class Schedules:
         self._inner = AsyncSchedules(client._inner)
 
     put = blocking(AsyncSchedules.put)
-    put_stored = blocking(AsyncSchedules.put_stored)
     get = blocking(AsyncSchedules.get)
     list = blocking(AsyncSchedules.list)
     pause = blocking(AsyncSchedules.pause)

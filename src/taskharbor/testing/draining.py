@@ -41,6 +41,7 @@ from taskharbor.middleware import (
 )
 from taskharbor.requests import as_duration, as_instant
 from taskharbor.schedules import QUEUE as SCHEDULES
+from taskharbor.schedules.declarations import put_declared
 from taskharbor.schedules.ticking import tick
 from taskharbor.worker.decide import decide, no_handler
 
@@ -186,7 +187,7 @@ async def drain_async(
     runs: Counter[str] = Counter()
     async with AsyncClient(harbor.driver(), clock=harbor.clock) as client, entered(harbor.lifespan):
         queues = await declare_queues(harbor, client, queues)
-        await harbor._put_schedules(client.driver, await client.now())
+        await put_declared(harbor, client.driver, await client.now())
         await _make_ticks(client)
         while True:
             one = await run_next(harbor, client, queues)
