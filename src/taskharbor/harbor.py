@@ -41,7 +41,7 @@ from taskharbor.drivers.validation import listed
 from taskharbor.errors import CodecError, Forbidden, InvalidRequest
 from taskharbor.failures import FailureHandler, OnFailure, served_queues
 from taskharbor.handlers import Handler, JobOptions, Lifespan, Options, check_options, check_result_bytes
-from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest, Micros, to_datetime
+from taskharbor.jobs import MAX_RESULT_BYTES, JobRequest, Micros
 from taskharbor.queue_settings import QueueOptions, changing, declare
 from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder, wrong_row
 from taskharbor.transactions import (
@@ -56,7 +56,7 @@ from taskharbor.transactions import (
 if TYPE_CHECKING:
     from taskharbor.batch_jobs import BatchJobOptions, BatchJobType
     from taskharbor.middleware import Middleware
-    from taskharbor.schedules.specification import Schedule, ScheduleOptions, StoredSchedule
+    from taskharbor.schedules.specification import ScheduleOptions, StoredSchedule
     from taskharbor.worker import Worker
     from taskharbor.worker.worker import WorkerOptions
 
@@ -270,15 +270,6 @@ def _check_function(function: Any, type: str | None) -> None:
     else:
         return
     raise InvalidRequest(f"{function!r} cannot be a job: {instead}")
-
-
-def origin_of(module: str) -> str:
-    """Return the top package of a module; of a script the name under which a worker imports it."""
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        file = os.path.basename(getattr(main, "__file__", None) or module)
-        module = main.__spec__.name if main.__spec__ else file.removesuffix(".py")
-    return module.partition(".")[0]
 
 
 class SyncJobType(JobType[P, R]):
@@ -627,6 +618,7 @@ class Harbor:
             InvalidRequest: A value is not allowed, or the schedule is declared already.
             TypeError: There is no option of this name.
         """
+        from taskharbor.schedules.declarations import complete, origin_of
         from taskharbor.schedules.specification import Schedule
 
         if "lane" in options:
@@ -637,47 +629,14 @@ class Harbor:
         caller = sys._getframe(1).f_globals["__name__"]
         module = self.jobs[type].__wrapped__.__module__ if type in self.jobs else caller
         schedule = Schedule(name=name, job=type, payload=payload, **options)
-        self.schedules[name] = self._scheduled(schedule, origin_of(module))
-
-    def _scheduled(self, schedule: Schedule, origin: str | None = None) -> functools.partial[StoredSchedule]:
-        """Complete a schedule by the declaration of its job, and check it. What is stored also needs the time: `now`."""
-        from taskharbor.schedules.specification import FILLED, request_of, stored_schedule
-
-        request, fills = request_of(schedule), tuple[str, ...]()
-        declared = self.jobs.get(schedule.job)
-        if declared is not None and declared.handler.arguments is not None:
-            known = declared.handler.arguments.type.__struct_fields__
-            fills = tuple(one for one in FILLED if one in known and one not in request.payload)
-            # Any instant will do to check the call.
-            request.payload, request.codec = (
-                {**request.payload, **dict.fromkeys(fills, to_datetime(0))},
-                "json",
-            )
-            request = declared._completed(request)
-            encoded = msgspec.json.decode(request.payload.data)
-            request.payload = {name: value for name, value in encoded.items() if name not in fills}
-        stored = functools.partial(
-            stored_schedule, schedule, request, self._builder, fills=fills, origin=origin
-        )
-        stored(now=0)
-        return stored
-
-    @property
-    def origins(self) -> set[str]:
-        """The top packages of the code that declares this app's jobs and schedules."""
-        modules = {origin_of(job.__wrapped__.__module__) for job in self.jobs.values()}
-        return modules | {declared.keywords["origin"] for declared in self.schedules.values()}
+        self.schedules[name] = complete(self, schedule, origin_of(module))
 
     async def _on_start(self, driver: Driver, now: Micros) -> None:
         await self._declare_queues(driver, now)
         if self.schedules:
-            from taskharbor.schedules.client import put
+            from taskharbor.schedules.declarations import put_declared
 
-            for name, declared in self.schedules.items():
-                try:
-                    await put(driver, declared(now=now), now)
-                except Forbidden as error:
-                    log.warning("the declaration of schedule %s is not applied: %s", name, error)
+            await put_declared(self, driver, now)
 
     async def _declare_queues(self, driver: Driver, now: Micros) -> None:
         for queue, settings in self.declared_queues.items():

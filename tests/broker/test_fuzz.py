@@ -22,6 +22,7 @@ from msgspec import inspect
 
 from broker.broker_client import Client, Direct, contents
 from needing import Entered
+from taskharbor.broker.models import NewSchedule
 from taskharbor.broker.routes import ROUTES
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers import broker_protocol as wire
@@ -40,7 +41,7 @@ NOW = 1_800_000_000 * SECOND
 NAMES = {
     **dict.fromkeys(("id", "ids", "job_id", "job_ids"), "x"),
     **dict.fromkeys(("cursor", "after", "until")),
-    **{"token": "t", "queues": "queue", "stream": "0:queue"},
+    **{"token": "t", "queues": "queue", "stream": "0:queue", "cron": "0 3 * * *", "zone": "UTC"},
 }
 """Texts of fields that have more of a meaning than a name."""
 LEFT_OUT = object()
@@ -89,6 +90,8 @@ def sample(kind: inspect.Type, name: str, is_wanted: Callable[[], bool] = lambda
             return next(iter(kind.cls)).value
         case inspect.DateTimeType():
             return "2030-01-01T00:00:00Z"
+        case inspect.TimeDeltaType():
+            return 5
     plain: dict[type, Any] = {inspect.BoolType: True, inspect.FloatType: 5.0, inspect.BytesType: b"x"}
     return plain.get(type(kind), {"a": "b"})
 
@@ -193,6 +196,14 @@ async def test_bodies_that_nobody_meant(fuzzed: Fuzzed, rng: random.Random, roun
     for _ in range(rounds):
         route, body = rng.choice(routes)
         right = sample(inspect.type_info(body), "", lambda: rng.random() < 0.3)
+        if body is NewSchedule:  # It needs one of two, and the name in the path.
+            right = {
+                **right,
+                "name": "queue",
+                "cron": None,
+                "every": 60,
+                **rng.choice([{}, {"cron": "0 3 * * *", "every": None}]),
+            }
         text = json.dumps(mutated(rng, json.loads(msgspec.json.encode(right)), ONLY_JSON))
         # Of a job that is really there, if there is one.
         held = await fuzzed.driver.reserve("default", limit=1, lease_for=SECOND, now=NOW, worker="w")

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import pytest
+
 from cli.cli_harness import Run, lines
-from taskharbor.client import Client
+from taskharbor import Schedule
+from taskharbor.client import Client, portal
 from taskharbor.jobs import SECOND, to_datetime
+from taskharbor.schedules.client import AsyncSchedules, put
+from taskharbor.schedules.specification import request_of, stored_schedule
+from taskharbor.schedules.ticking import tick
 
 APP = """
 from datetime import datetime
@@ -70,6 +77,11 @@ def test_mistakes(run: Run, client: Client) -> None:
     assert "minute '61' is wrong" in run("schedules", "put", "x", "t", "--cron", "61 * * * *", code=2).stderr
     assert "give either cron or every" in run("schedules", "put", "x", "t", code=2).stderr
     assert "did you mean 'schedules'" in run("cron", code=2).stderr
+    put = ["schedules", "put", "x", "t"]
+    assert "every 0.5: at least 1 second" in run(*put, "--every", "500ms", code=2).stderr
+    assert "zone 'Mars' is not known" in run(*put, "--every", "5m", "--zone", "Mars", code=2).stderr
+    assert "from 1 to 10000" in run(*put, "--every", "5m", "--limit", "10001", code=2).stderr
+    assert "no schedules yet" in run("schedules").stderr
 
 
 def test_with_an_app_the_declaration_counts(run: Run, client: Client) -> None:
@@ -93,3 +105,76 @@ def test_with_an_app_the_declaration_counts(run: Run, client: Client) -> None:
     assert len(client.schedules.list()) == 2
     stored = client.schedules.get("report")
     assert stored.origin == "scheduled_jobs"
+
+
+def test_orphans_are_deleted_only_when_asked_and_only_those_of_the_apps_own_code(
+    run: Run, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("pruned_app").mkdir()
+    Path("pruned_app/old.py").write_text(
+        APP.format(cron='cron="0 3 * * *"') + "harbor.schedule('kept', report, every=60)"
+    )
+    Path("pruned_app/new.py").write_text(
+        APP.format(cron="").replace("Harbor()", "Harbor(imports=['pruned_app.more'])")
+    )
+    Path("pruned_app/more.py").write_text(
+        "from pruned_app.new import harbor, report\nharbor.schedule('kept', report, every=60)"
+    )
+    run("worker", "pruned_app.old", "--until-empty")
+    client.schedules.put(Schedule(name="at-run-time", job="report", every=60))
+    run("worker", "pruned_app.new", "--until-empty")
+    assert "report       orphaned" in run("-A", "pruned_app.new", "schedules").stdout
+    names = ["at-run-time", "kept"]
+    deleted: list[str] = []
+    delete = AsyncSchedules.delete
+
+    async def delete_second(self: AsyncSchedules, name: str) -> None:
+        deleted.append(name)
+        await delete(self, name)  # Another process is quicker.
+        await delete(self, name)
+
+    monkeypatch.setattr(
+        "taskharbor.schedules.client.Schedules.delete",
+        lambda self, name: portal().call(delete_second(self._inner, name)),
+    )
+    run("worker", "pruned_app.new", "--until-empty", "--prune-schedules")
+    assert [one.name for one in client.schedules.list()] == names
+    assert deleted == ["report"]
+
+
+def test_what_is_shown_of_ticks(run: Run, client: Client) -> None:
+    run(
+        "schedules",
+        "put",
+        "tidy",
+        "tidy",
+        "--every",
+        "1m",
+        "--overlap",
+        "skip",
+        "--jitter",
+        "5s",
+        "--catch-up",
+        "0s",
+    )
+    empty = run("schedules", "show", "tidy").stdout
+    assert "when    every 1 m" in empty
+    assert "rules   overlap skip, catch_up 0 s, catch_up_mode each, jitter 5 s" in empty
+    assert "  last    -" in empty
+    assert "missed" not in empty
+
+    past, spec = client.now() - 600 * SECOND, Schedule(name="tidied", job="tidy", every=60, overlap="skip")
+
+    async def make_ticks() -> None:
+        stored = stored_schedule(spec, request_of(spec), client._inner.builder, past)
+        await put(client.driver, stored, past)
+        for seconds in (0, 60, 120):
+            await tick(client.driver, past + seconds * SECOND, "w")
+
+    portal().call(make_ticks())
+    shown = run("schedules", "show", "tidied").stdout
+    assert re.search(r"  last    \S+ \S+Z   tick:tidied:\S+ is ready\n", shown)
+    assert re.search(r"  missed  [12] of the last 10 ticks have no job of their own\n", shown)
+    assert "  error   Skipped: job tick:tidied:" in shown
+    assert "every 15 s" in run("schedules", "put", "poll", "poll", "--every", "15s").stdout
+    assert "rules   overlap allow, catch_up one interval" in run("schedules", "show", "poll").stdout

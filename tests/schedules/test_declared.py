@@ -18,9 +18,9 @@ from taskharbor.broker.runtime import Service
 from taskharbor.clock import FakeClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.harbor import origin_of
 from taskharbor.jobs import SECOND
 from taskharbor.schedules import QUEUE
+from taskharbor.schedules.declarations import origin_of
 from taskharbor.schedules.tick_ids import parse_tick_id
 from taskharbor.schedules.ticking import tick
 from taskharbor.testing.broker import running_broker
@@ -249,3 +249,19 @@ async def test_through_a_broker(tmp_path: Path) -> None:
             (own,) = (await client.list_jobs(JobFilter(queue=QUEUE))).jobs
             log = await client.job_attempts(own.id)
             assert {row.worker for row in log} == {"broker"}
+
+
+def test_with_the_app_a_schedule_of_run_time_has_what_its_job_declares() -> None:
+    harbor = Harbor("memory://")
+
+    @harbor.job(queue="mail", max_attempts=7)
+    async def report(at: datetime) -> None: ...
+
+    schedules = harbor.client.schedules
+    schedules.put(Schedule(name="plain", job="report", every=60))
+    schedules.put(Schedule(name="known", job="report", every=60), app=harbor)
+    plain, known = schedules.get("plain").schedule, schedules.get("known").schedule
+    assert plain is not None
+    assert known is not None
+    assert (plain.queue, known.queue, known.max_attempts) == ("default", "mail", 7)
+    assert schedules.get("known").origin is None

@@ -63,6 +63,14 @@ async def test_case_9_backfill_is_bounded_and_needs_overlap_allow(store: Harness
     assert await store.ticks("backfill") == []
 
 
+async def test_backfill_keeps_to_the_first_and_the_last_instant(store: Harness) -> None:
+    start, end = (to_datetime(START + seconds * SECOND) for seconds in (-120, 60))
+    await store.begin(start=start, end=end)
+    await store.forward(5 * MINUTE)
+    assert await store.schedules.backfill("s", start - 9 * MINUTE, end + 2 * MINUTE) == 4
+    assert await store.ticks("backfill") == [-120, -60, 0, 60]
+
+
 async def test_case_12_all_that_is_shown_is_computed(store: Harness) -> None:
     await store.begin(cron="*/10 * * * *", zone="Europe/Berlin", catch_up=0)
     await store.forward(6 * MINUTE)
@@ -107,6 +115,7 @@ async def test_what_is_not_there_is_said(store: Harness) -> None:
         ({"cron": "0 0 */29 2 MON#2"}, "never matches"),
         ({"cron": ["* * * * *"] * 21}, "at most 20 texts"),
         ({"cron": "* * * * *", "zone": "Mars"}, "zone 'Mars' is not known"),
+        ({"every": 60, "zone": "Mars"}, "zone 'Mars' is not known"),
         ({"cron": "* * * * *", "offset": 5}, "write it into the cron expression"),
         ({"every": 0.5}, "every 0.5: at least 1 second"),
         ({"every": -1}, "every -1: at least 1 second"),
@@ -114,7 +123,8 @@ async def test_what_is_not_there_is_said(store: Harness) -> None:
         ({"every": 60, "overlap": "queue_all"}, "needs lanes"),
         ({"every": 60, "overlap": "sometimes"}, "choose one of allow, skip, queue_one, replace"),
         ({"every": 60, "overlap": "skip", "key": "k"}, "key 'k': overlap 'skip'"),
-        ({"every": 60, "limit": 0}, "limit 0: give a whole number from 1"),
+        ({"every": 60, "limit": 0}, "limit 0: give a whole number from 1 to 10000"),
+        ({"every": timedelta(milliseconds=500)}, "every 0.5: at least 1 second"),
         ({"every": 60, "start": to_datetime(START), "end": to_datetime(START - 1)}, "comes before start"),
         ({"every": 60, "payload": [1]}, "give a mapping of the job's arguments"),
         ({"every": 60, "queue": QUEUE}, "is for the schedules themselves"),

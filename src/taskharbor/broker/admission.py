@@ -59,15 +59,18 @@ Endpoint: TypeAlias = Callable[[Request, dict[str, str]], Awaitable[Response]]
 
 
 class ServedPath(msgspec.Struct, frozen=True):
-    """One method of one path, and the conditions for its endpoint. `{name}` in the path stands for one part of it."""
+    """One method of one path, and the conditions for its endpoint. `{name}` in the path stands for one part of it.
+
+    Attributes:
+        is_public: Answered to anybody, without a token, and while stopping.
+        on_standby: Answered by a broker that does not lead.
+    """
 
     method: str
     path: str
     scope: TokenScope = "read"
     is_public: bool = False
-    """Answered to anybody, without a token, and while stopping."""
     on_standby: bool = False
-    """Answered by a broker that does not lead."""
 
 
 class BrokerApp:
@@ -85,8 +88,8 @@ class BrokerApp:
         self._rates = None if config.rate is None else Rates(config.rate, config.burst or 2 * config.rate)
         self._wrong_tokens = Rates(WRONG_TOKENS_PER_SECOND, WRONG_TOKENS_AT_ONCE)
         self._lines = Rates(LINES_PER_SECOND, LINES_AT_ONCE)
+        # Lines that were left out of the log since the last one.
         self._left_out = 0
-        """Lines that were left out of the log since the last one."""
         has_tokens = bool(config.tokens)
         self._under_way = Shares.of_tokens(config.max_requests, has_tokens)
         self._bytes = Shares.of_tokens(config.max_held_bytes, has_tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -45,8 +45,8 @@ class Calls:
         self._driver = driver
         self._most_bytes = config.max_answer_bytes
         self._reading = asyncio.Semaphore(READERS)
+        # Queues that had a job lately, and whether one had a large payload. The oldest is forgotten first.
         self._known_queues: dict[str, bool] = {}
-        """Queues that had a job lately, and whether one had a large payload. The oldest is forgotten first."""
         self._new_queues = Rates(NEW_QUEUES_PER_SECOND, NEW_QUEUES_AT_ONCE)
 
     async def run(self, caller: Caller, call: op.Operation[A]) -> A:
@@ -170,6 +170,34 @@ class Calls:
             jobs += part
             size += sum(map(_size, filter(None, part)))
         return jobs
+
+
+class CallersDriver(Driver):
+    """The broker's driver, for code of the core that works for a caller: it reaches what the caller reaches."""
+
+    def __init__(self, calls: Calls, caller: Caller) -> None:
+        self._calls, self._caller = calls, caller
+
+    async def run(self, call: op.Operation[A]) -> A:
+        if isinstance(call, op.Get):
+            # All of them, without payloads: an answer that ends early would look like jobs that are gone.
+            heads = await self._calls.heads(self._caller, call.job_ids, call.now)
+            return cast("A", [heads.get(job_id) for job_id in call.job_ids])
+        return await self._calls.run(self._caller, call)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        raise NotImplementedError
+
+    def clone(self) -> Self:
+        return self
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def time(self) -> Micros:
+        return await self._calls._driver.time()
 
 
 def _size(job: JobRecord) -> int:

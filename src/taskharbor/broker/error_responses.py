@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from taskharbor import errors
-from taskharbor.broker.models import JOB_ERROR_CODES, job_error_code
+from taskharbor.broker.models import JOB_ERROR_CODES, error_code, job_error_code
 from taskharbor.drivers.broker_protocol import LEADER
 
 CONTENT_TYPE = "application/problem+json"
@@ -32,6 +32,7 @@ class ProblemDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 _AGAIN = "repeat the same request in a moment"
 
+# The status and the usual hint of every refusal, by its code.
 CODES: dict[str, tuple[int, str]] = {
     "bad_json": (400, ""),
     "unauthenticated": (401, "send the header Authorization: Bearer SECRET, with the secret part of a token"),
@@ -42,6 +43,7 @@ CODES: dict[str, tuple[int, str]] = {
     "slow_body": (408, ""),
     **dict.fromkeys([*JOB_ERROR_CODES.values(), "job_error"], (409, "")),
     "job_not_found": (404, ""),
+    "schedule_not_found": (404, ""),
     "queue_not_found": (404, 'send "create": true to create it'),
     "too_large": (413, "send fewer jobs per request, or store the data elsewhere and send a reference to it"),
     "too_many_items": (413, "send them in several requests"),
@@ -59,7 +61,6 @@ CODES: dict[str, tuple[int, str]] = {
     "schema_mismatch": (503, "an operator must run `taskharbor migrate` on the store"),
     "stopping": (503, f"{_AGAIN}, or at another broker"),
 }
-"""The status and the usual hint of every refusal, by its code."""
 
 
 class Problem(Exception):
@@ -112,8 +113,8 @@ def problem_of(error: errors.TaskHarborError) -> Problem:
         return Problem(job_error_code(error), str(error))
     if isinstance(error, (errors.InvalidRequest, errors.CodecError)):
         return invalid(str(error))
-    if isinstance(error, errors.QueueNotFound):
-        return Problem("queue_not_found", str(error))
+    if isinstance(error, (errors.QueueNotFound, errors.ScheduleNotFound)):
+        return Problem(error_code(type(error)), str(error))
     if isinstance(error, errors.BackendUnavailable):
         detail = "the store behind this broker does not answer; the call may or may not have taken effect"
         return Problem("backend_unavailable", detail, retry_after=1)

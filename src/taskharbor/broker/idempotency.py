@@ -23,8 +23,8 @@ LONGEST_NAME = 64
 MOST_HEARD = 64
 
 
+# The name of a caller, and the name that it gives to one of its calls.
 RequestName: TypeAlias = tuple[str, str]
-"""The name of a caller, and the name that it gives to one of its calls."""
 
 
 class _Kept(msgspec.Struct):
@@ -38,8 +38,8 @@ class Replays:
     """The kept answers. Used from the server's loop. They are bounded in time, in bytes and in number."""
 
     def __init__(self) -> None:
+        # Kept answers in the order of their requests.
         self._kept: dict[RequestName, _Kept] = {}
-        """Kept answers in the order of their requests."""
         self._bytes = 0
 
     async def once(

@@ -61,9 +61,7 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def _content(
-    value: models.AnyJSON, data: bytes | None, call: RouteCall, most: int, name: str
-) -> bytes | None:
+def content(value: models.AnyJSON, data: bytes | None, call: RouteCall, most: int, name: str) -> bytes | None:
     """Return the bytes of a JSON value or of a text in base64. A request has at most one of them. `most`: the limit in bytes."""
     text = data if isinstance(value, UnsetType) else bytes(value)
     if value is not UNSET and data is not None:
@@ -130,7 +128,7 @@ def _request(job: models.NewJob, call: RouteCall) -> JobRequest:
             "a payload in another codec than json cannot be written as a JSON value",
             hint="encode it yourself and send the bytes as payload_base64",
         )
-    payload = _content(job.payload, job.payload_base64, call, MAX_PAYLOAD_BYTES, "payload")
+    payload = content(job.payload, job.payload_base64, call, MAX_PAYLOAD_BYTES, "payload")
     return models.job_request(job, EncodedPayload(b"{}" if payload is None else payload))
 
 
@@ -278,10 +276,10 @@ def _change_of(
     if isinstance(token, JobError):
         return token
     if isinstance(asked, models.Heartbeat):
-        progress = _content(asked.progress, None, call, MAX_PROGRESS_BYTES, "progress")
+        progress = content(asked.progress, None, call, MAX_PROGRESS_BYTES, "progress")
         return Extension(job_id, token, progress)
     if isinstance(asked, models.CompleteRequest):
-        result = _content(asked.result, asked.result_base64, call, MAX_RESULT_BYTES, "result")
+        result = content(asked.result, asked.result_base64, call, MAX_RESULT_BYTES, "result")
         return Ack(job_id, token, result)
     if isinstance(asked, models.ReleaseRequest):
         return Release(job_id, token, _when(asked, now))

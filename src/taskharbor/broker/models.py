@@ -37,18 +37,21 @@ from taskharbor.jobs import (
     Lease,
     Micros,
     Name,
+    Text,
     UpdateFlags,
     to_datetime,
     to_micros,
 )
+from taskharbor.schedules import Schedule, ScheduleInfo
+from taskharbor.schedules.specification import MOST_EXPRESSIONS
 
 M = TypeVar("M", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 Form: TypeAlias = Literal["instant", "seconds", "same"]
 
 AwareTime: TypeAlias = Annotated[datetime, Meta(tz=True)]
+# An instant in a query. There, numbers in quotes would be accepted as instants.
 InstantText: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
-"""An instant in a query. There, numbers in quotes would be accepted as instants."""
 DurationSeconds: TypeAlias = Annotated[float, Meta(ge=0, le=LATEST // SECOND)]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, lt=1e10, description="Seconds.")]
 Timeout: TypeAlias = Annotated[float, Meta(ge=0.001, lt=1e10)]
@@ -57,8 +60,8 @@ LeaseSeconds: TypeAlias = Annotated[float, Meta(ge=0.001, le=86_400, description
 AnyJSON: TypeAlias = msgspec.Raw | UnsetType
 Ignored: TypeAlias = Annotated[AnyJSON, Meta(description="Ignored: only the store decides on it.")]
 MaxAttempts: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TRIES)]
+# Shorter than a name: the store keeps it after the name of the access token.
 WorkerId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
-"""Shorter than a name: the store keeps it after the name of the access token."""
 MAX_PAGE = 1000
 PageLimit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
 DEFAULT_LEASE_SECONDS = 30.0
@@ -443,8 +446,8 @@ def error_code(kind: type[BaseException]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
+# `JobNotFound` is `job_not_found`, and so on: names of the contract's errors do not change.
 JOB_ERROR_CODES = {kind: error_code(kind) for kind in JobError.__subclasses__()}
-"""`JobNotFound` is `job_not_found`, and so on: names of the contract's errors do not change."""
 
 
 def job_error_code(error: JobError) -> str:
@@ -651,8 +654,8 @@ class DiscardRequest(LeaseProof):
 
 
 SettleRequest: TypeAlias = CompleteRequest | RetryRequest | FailRequest | ReleaseRequest | DiscardRequest
+# The request for each `SettleAction`.
 SETTLE_REQUESTS = {one.__name__.removesuffix("Request").lower(): one for one in get_args(SettleRequest)}
-"""The request for each `SettleAction`."""
 
 
 def _settle_item(action: str) -> Any:
@@ -734,6 +737,52 @@ class JobsQuery(RequestModel):
     limit: PageLimit = 100
     cursor: str | UnsetType = UNSET
     payload: bool = False
+
+
+@derived(Schedule, presence="default")
+class NewSchedule(RequestModel, kw_only=True):
+    """When to make jobs, and which. Durations are seconds. The name may be left out: it is in the path."""
+
+    name: Name | None = None
+    job: Name
+    payload: AnyJSON = UNSET
+    cron: Text | Annotated[list[Text], Meta(max_length=MOST_EXPRESSIONS)] | None = None
+    zone: Name = "UTC"
+    start: AwareTime | None = None
+    end: AwareTime | None = None
+
+
+class PauseRequest(RequestModel):
+    """Pause a schedule, with the reason."""
+
+    note: Text = ""
+
+
+class BackfillRequest(RequestModel):
+    """Make the jobs of all ticks of a time in the past."""
+
+    start: AwareTime
+    end: AwareTime
+
+
+class BackfilledJobs(msgspec.Struct):
+    """The number of new jobs."""
+
+    enqueued: int
+
+
+class SchedulePage(msgspec.Struct):
+    """Schedules, newest first. `cursor` leads to the next page; null when nothing follows."""
+
+    schedules: list[ScheduleInfo]
+    cursor: str | None
+
+
+class SchedulesQuery(RequestModel):
+    """The page of schedules to show. Each has its next times, so pages are small."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 100
+    cursor: str | UnsetType = UNSET
 
 
 class AttemptsQuery(RequestModel):

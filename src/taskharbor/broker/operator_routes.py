@@ -1,22 +1,31 @@
-"""Routes of operators: the broker's health, inspection of jobs and queues, cancel, requeue, purge, settings."""
+"""Routes of operators: the broker's health, inspection of jobs and queues, cancel, requeue, purge, settings, schedules."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 import taskharbor
 from taskharbor.broker import models
-from taskharbor.broker.calls import check_queues, queues_of
+from taskharbor.broker.calls import CallersDriver, check_queues, queues_of
+from taskharbor.broker.error_responses import invalid
+from taskharbor.broker.job_routes import content
 from taskharbor.broker.routes import Reply, RouteCall, first_sentence, route, route_many, route_one
+from taskharbor.client import AsyncClient
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.records import JobFilter, QueueSettings
+from taskharbor.drivers.records import Enqueued, JobFilter, QueueSettings
 from taskharbor.errors import JobError, JobNotFound, TaskHarborError
-from taskharbor.jobs import to_datetime
+from taskharbor.jobs import MAX_PAYLOAD_BYTES, to_datetime
 from taskharbor.queue_settings import check_known
+from taskharbor.requests import RecordBuilder
+from taskharbor.schedules.client import AsyncSchedules, ScheduleInfo, put
+from taskharbor.schedules.specification import Schedule, request_of, stored_schedule
 
 # -- the broker ---------------------------------------------------------------------------------------------
 
@@ -171,3 +180,86 @@ async def configure_queue(call: RouteCall) -> models.QueueView:
         await check_known(call.service.driver, name, now)
     await call.run(change)
     return models.queue_view(name, await call.run(op.Settings(name)))
+
+
+# -- schedules ----------------------------------------------------------------------------------------------
+
+_SCHEDULE: dict[str, Any] = {"tag": "schedules", "scope": "produce", "problems": (404,)}
+
+
+def _schedules(call: RouteCall) -> AsyncSchedules:
+    driver = CallersDriver(call.service.calls, call.caller)
+    return AsyncSchedules(AsyncClient(driver, clock=call.service.clock))
+
+
+@_get("/v1/schedules", query=models.SchedulesQuery, tag="schedules")
+async def list_schedules(call: RouteCall) -> models.SchedulePage:
+    """Schedules, with their next times and what became of the last tick."""
+    infos, cursor = await _schedules(call).page(limit=call.query.limit, cursor=call.query.cursor or None)
+    return models.SchedulePage(infos, cursor)
+
+
+@_get("/v1/schedules/{name}", tag="schedules", problems=(404,))
+async def get_schedule(call: RouteCall) -> ScheduleInfo:
+    """One schedule."""
+    return await _schedules(call).get(call.names["name"])
+
+
+_put_answers = dict.fromkeys((201, 200), (ScheduleInfo,))
+
+
+@route("PUT", "/v1/schedules/{name}", bodies=(models.NewSchedule,), answers=_put_answers, **_SCHEDULE)
+async def put_schedule(call: RouteCall) -> Reply:
+    """Store a schedule, or change it."""
+    name, given, now = call.names["name"], msgspec.structs.asdict(call.body), call.service.now()
+    if given["name"] not in (None, name):
+        raise invalid(f"name {given['name']!r}: the path names {name!r}; leave it out of the body")
+    payload = content(given["payload"], None, call, MAX_PAYLOAD_BYTES, "payload")
+    given |= {"name": name, "payload": payload and msgspec.json.decode(payload)}
+    schedule, schedules = Schedule(**given), _schedules(call)
+    # With a limit, all its ticks are counted, and other requests get their turns meanwhile.
+    stored = await asyncio.to_thread(stored_schedule, schedule, request_of(schedule), RecordBuilder(), now)
+    is_new = await put(schedules._client.driver, stored, now)
+    return Reply(201 if is_new else 200, await schedules.get(name))
+
+
+@route("DELETE", "/v1/schedules/{name}", **{**_SCHEDULE, "scope": "admin"})
+async def delete_schedule(call: RouteCall) -> ScheduleInfo:
+    """Delete a schedule. The answer is what it was. The jobs that it made stay."""
+    schedules, name = _schedules(call), call.names["name"]
+    info = await schedules.get(name)
+    await schedules.delete(name)
+    return info
+
+
+@route(
+    "POST", "/v1/schedules/{name}/pause", bodies=(models.PauseRequest,), is_body_optional=True, **_SCHEDULE
+)
+async def pause_schedule(call: RouteCall) -> ScheduleInfo:
+    """Pause a schedule: no more ticks until it is resumed."""
+    schedules, name = _schedules(call), call.names["name"]
+    await schedules.pause(name, call.body.note)
+    return await schedules.get(name)
+
+
+@route("POST", "/v1/schedules/{name}/resume", **_SCHEDULE)
+async def resume_schedule(call: RouteCall) -> ScheduleInfo:
+    """Undo a pause. Ticks of the pause are not made later."""
+    schedules, name = _schedules(call), call.names["name"]
+    await schedules.resume(name)
+    return await schedules.get(name)
+
+
+@route("POST", "/v1/schedules/{name}/trigger", still_holds=lambda answer, now: True, **_SCHEDULE)
+async def trigger_schedule(call: RouteCall) -> models.Submitted:
+    """Make a job of the schedule now, beside its ticks."""
+    handle = await _schedules(call).trigger(call.names["name"])
+    return models.model_of(models.Submitted, Enqueued(handle.id, handle.existed))
+
+
+@route("POST", "/v1/schedules/{name}/backfill", bodies=(models.BackfillRequest,), **_SCHEDULE)
+async def backfill_schedule(call: RouteCall) -> models.BackfilledJobs:
+    """Make the jobs of all ticks of a time in the past."""
+    asked = call.body
+    made = await _schedules(call).backfill(call.names["name"], asked.start, asked.end)
+    return models.BackfilledJobs(made)

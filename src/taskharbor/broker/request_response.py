@@ -29,17 +29,21 @@ class ClientGone(Exception):
 
 
 class Exchange(msgspec.Struct):
-    """A request's `receive`, with limits of size and time, and its `send`."""
+    """A request's `receive`, with limits of size and time, and its `send`.
+
+    Attributes:
+        _abort: The function that cuts the connection, if the server gives one.
+        most_bytes: The most bytes of the body.
+        is_reading: True for a call that changes nothing.
+        status: The status of the answer, once the answer has begun.
+    """
 
     _receive: Receive
     _send: Send
     _config: BrokerConfig
     _abort: Callable[[], None] | None
-    """The function that cuts the connection, if the server gives one."""
     most_bytes: int = 0
-    """The most bytes of the body."""
     is_reading: bool = False
-    """True for a call that changes nothing."""
     _caller: str | None = None
     _under_way: Shares | None = None
     _bytes: Shares | None = None
@@ -48,7 +52,6 @@ class Exchange(msgspec.Struct):
     _got: int = 0
     _is_whole: bool = False
     status: int | None = None
-    """The status of the answer, once the answer has begun."""
 
     def begin(self, caller: str, under_way: Shares, held: Shares) -> None:
         """Count this request, which was taken from `under_way`, and its bytes for a caller, until `release`."""

@@ -36,13 +36,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RouteCall(msgspec.Struct):
-    """One request, read and checked."""
+    """One request, read and checked.
+
+    Attributes:
+        names: The names from the path.
+    """
 
     service: Service
     request: Request
     caller: Caller
     names: dict[str, str]
-    """The names from the path."""
     query: Any = None
     body: Any = None
 
@@ -67,27 +70,30 @@ Handle: TypeAlias = Callable[[RouteCall], Awaitable[Any]]
 
 
 class Route(ServedPath, frozen=True, kw_only=True):
-    """One method of one path of the JSON API."""
+    """One method of one path of the JSON API.
+
+    Attributes:
+        name: The unique name; the OpenAPI operationId.
+        bodies: The structs that a body may be. One: the body is decoded into it. Several: `handle` decodes it itself.
+        answers: The answers that are not problems, by their status. The first is usual, `Reply` gives another.
+        problems: Statuses of problems beyond those of every route.
+        still_holds: Tells if a kept answer is still valid, for a route whose caller may name its request and repeat it.
+    """
 
     name: str
-    """The unique name; the OpenAPI operationId."""
     summary: str
     tag: str
     handle: Handle
     bodies: tuple[Any, ...] = ()
-    """The structs that a body may be. One: the body is decoded into it. Several: `handle` decodes it itself."""
     is_body_optional: bool = False
     query: Any = None
     answers: dict[int, tuple[Any, ...]]
-    """The answers that are not problems, by their status. The first is usual, `Reply` gives another."""
     problems: tuple[int, ...] = ()
-    """Statuses of problems beyond those of every route."""
     still_holds: Callable[[Any, Micros], bool] | None = None
-    """Tells if a kept answer is still valid, for a route whose caller may name its request and repeat it."""
 
 
+# Every route, as the modules with their handlers register them.
 ROUTES: list[Route] = []
-"""Every route, as the modules with their handlers register them."""
 
 
 def route(method: str, path: str, *, answer: Any = None, **more: Any) -> Callable[[Handle], Handle]:
@@ -108,8 +114,8 @@ def first_sentence(documented: Any) -> str:
     return re.split(r"(?<=\.)\s", " ".join((documented.__doc__ or "").split()))[0]
 
 
+# A function for several jobs: takes pairs of a job's id and its request, and returns an answer or a `JobError` for each.
 HandleJobs: TypeAlias = Callable[[RouteCall, Sequence[tuple[str, Any]]], Awaitable[Sequence[Any]]]
-"""A function for several jobs: takes pairs of a job's id and its request, and returns an answer or a `JobError` for each."""
 
 
 def route_one(action: str, handle: HandleJobs, body: Any, **more: Any) -> None:

@@ -69,23 +69,24 @@ class Service:
     ) -> None:
         self.driver = driver
         self.config = config or BrokerConfig()
+        # None: any number of brokers answer over this store.
         self.leads: Leads | None = None
-        """None: any number of brokers answer over this store."""
         self._candidacy = candidacy
-        # If clients give their own time, the broker's clock must not end their leases.
+        # True if this broker ends expired leases, applies retention and makes the jobs of schedules. Its clock must not end the
+        # leases of clients that give their own time.
         self.sweeps = self.config.sweeps and not self.config.trust_client_time
-        """True if this broker ends expired leases, applies retention and makes the jobs of schedules."""
+        # Set: long polls are answered at once, and new calls are refused.
         self.stopping = asyncio.Event()
-        """Set: long polls are answered at once, and new calls are refused."""
-        self._clock: Clock = clock or BackendClock(driver.time)
+        # The clock that leases are measured by.
+        self.clock: Clock = clock or BackendClock(driver.time)
         self.calls = Calls(driver, self.config)
         self.long_polls = LongPolls(driver, self.config, self.now)
+        # The tasks beside the requests, from the start to the end.
         self._tasks: list[asyncio.Task[None]] = []
-        """The tasks beside the requests, from the start to the end."""
 
     def now(self) -> Micros:
         """Return the time that leases are measured by."""
-        return self._clock.now()
+        return self.clock.now()
 
     @property
     def is_leading(self) -> bool:
@@ -105,16 +106,16 @@ class Service:
     async def start(self) -> None:
         """Open the driver, set the clock, and begin to sweep and to lead."""
         await self.driver.open()
-        if isinstance(self._clock, BackendClock):
+        if isinstance(self.clock, BackendClock):
             try:
-                await self._clock.sync()
+                await self.clock.sync()
             except BaseException:
                 await self.driver.close()
                 raise
         self._tasks.append(asyncio.create_task(self._tend()))
         if self.sweeps:
             schedules = ScheduleLoop(
-                self.driver, clock=self._clock, name="broker", is_on=lambda: self.is_leading
+                self.driver, clock=self.clock, name="broker", is_on=lambda: self.is_leading
             )
             self._tasks.append(asyncio.create_task(schedules.run()))
         if self._candidacy is not None:
@@ -149,12 +150,12 @@ class Service:
 
     async def _tend(self) -> None:
         """Keep the clock set, and sweep. Workers sweep too, but clients in other languages do not."""
-        sweep = SweepLoop(self.driver, clock=self._clock)
+        sweep = SweepLoop(self.driver, clock=self.clock)
         while True:
             await asyncio.sleep(TEND_SECONDS)
             try:
-                if isinstance(self._clock, BackendClock) and self._clock.is_due:
-                    await self._clock.sync()
+                if isinstance(self.clock, BackendClock) and self.clock.is_due:
+                    await self.clock.sync()
                 if self.sweeps and self.is_leading:
                     await sweep.sweep()
             except (TaskHarborError, OSError) as error:
@@ -189,10 +190,13 @@ FORGET_AFTER = 5.0
 
 
 class _Watcher(msgspec.Struct):
-    """One queue that clients wait for."""
+    """One queue that clients wait for.
+
+    Attributes:
+        caller: The caller that named it first.
+    """
 
     caller: str
-    """The caller that named it first."""
     changed_at: int = 0
     asked_at: float = 0.0
     now: Micros = 0
@@ -210,12 +214,12 @@ class LongPolls:
         self._config = config
         self._now = now
         self._is_stopped = False
+        # A random name: numbers of another broker, or of this one before a restart, mean nothing here.
         self._name = secrets.token_hex(4)
-        """A random name: numbers of another broker, or of this one before a restart, mean nothing here."""
         self._number = 0
         self._watchers: dict[str, _Watcher] = {}
+        # Lines of the log about queues that cannot be watched: a caller can name many.
         self._lines = Rates(1.0, 10.0)
-        """Lines of the log about queues that cannot be watched: a caller can name many."""
         has_tokens = bool(config.tokens)
         self._watched = Shares.of_tokens(MOST_WATCHED, has_tokens)
         self._waiting = Shares.of_tokens(config.max_waiting, has_tokens)

@@ -39,11 +39,14 @@ log = logging.getLogger("taskharbor.broker")
 
 
 class TLS(msgspec.Struct, frozen=True):
-    """Certificate and key, as files in PEM form."""
+    """Certificate and key, as files in PEM form.
+
+    Attributes:
+        key: None: the key is in the certificate's file.
+    """
 
     certificate: Path
     key: Path | None = None
-    """None: the key is in the certificate's file."""
 
     def check(self) -> None:
         """Check the files before anything is started. Raises InvalidRequest."""
@@ -71,13 +74,17 @@ _NOT_HTTP = _REFUSED % b"400 Bad Request"
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP with limits on everything around a body: uvicorn has none, neither in bytes nor in time."""
+    """HTTP with limits on everything around a body: uvicorn has none, neither in bytes nor in time.
+
+    Attributes:
+        head_seconds: Seconds from the first byte of a request, or from the connection, to the end of the headers.
+        _head_bytes: Bytes since the last headers or the last piece of a body: of headers, of trailers, or of a chunk's
+            extensions.
+    """
 
     head_seconds = 10.0
-    """Seconds from the first byte of a request, or from the connection, to the end of the headers."""
 
     _head_bytes = 0
-    """Bytes since the last headers or the last piece of a body: of headers, of trailers, or of a chunk's extensions."""
     _is_too_long = False
     _timer: asyncio.TimerHandle | None = None
 

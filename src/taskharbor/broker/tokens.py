@@ -31,13 +31,17 @@ _SECRET = re.compile(r"[A-Za-z0-9._~+/=-]+")
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """A caller. `name` is for logs, limits and repeated tries; it is no secret."""
+    """A caller. `name` is for logs, limits and repeated tries; it is no secret.
+
+    Attributes:
+        scopes: The scopes, with all that they imply.
+        queues: Patterns of the queues that the caller reaches, with commas between them. `*` stands for any text. None: all
+            queues.
+    """
 
     name: str
     scopes: frozenset[Scope]
-    """The scopes, with all that they imply."""
     queues: str | None = None
-    """Patterns of the queues that the caller reaches, with commas between them. `*` stands for any text. None: all queues."""
 
     def reaches(self, queue: str | None) -> bool:
         """Return True if the caller may use a queue. None stands for all queues."""

@@ -96,16 +96,19 @@ def parse_pairs(pairs: tuple[str, ...], option: str, example: str = "name=value"
 
 @dataclass
 class Invocation:
-    """One invocation's settings, filled in by the options as they are parsed; every command gets it as its first argument."""
+    """One invocation's settings, filled in by the options as they are parsed; every command gets it as its first argument.
+
+    Attributes:
+        argv: The command line as it came, for children that run the same one.
+        modules: Modules that declare more jobs of the app.
+    """
 
     argv: list[str] = field(default_factory=list)
-    """The command line as it came, for children that run the same one."""
     given_url: str | None = None
     environment_url: str | None = None
     given_app: str | None = None
     environment_app: str | None = None
     modules: tuple[str, ...] = ()
-    """Modules that declare more jobs of the app."""
     json: bool = False
     debug: bool = False
 
@@ -231,11 +234,14 @@ command = partial(click.command, cls=Command)
 
 
 class Group(Command, click.Group):
-    """A group of commands. For a mistyped name, the error suggests the most similar command."""
+    """A group of commands. For a mistyped name, the error suggests the most similar command.
+
+    Attributes:
+        other_names: Names that other tools have for a command, which a mistyped name is not.
+    """
 
     command_class = Command
     other_names: ClassVar[dict[str, str]] = {}
-    """Names that other tools have for a command, which a mistyped name is not."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -285,6 +291,7 @@ def set_up_logs(settings: Invocation, options: dict[str, Any]) -> None:
 
 
 _per_queue = partial(option, multiple=True, callback=_by_queue)
+# Options of everything that runs jobs.
 worker_options = together(
     _per_queue("--queue -q queues", "QUEUE[=WEIGHT]", "Serve this queue; repeat.  [default: the app's]"),
     option("--strict order", None, "Serve a queue only if those before it are empty.", flag_value="strict"),
@@ -300,7 +307,6 @@ worker_options = together(
     option("--max-jobs", COUNT, "Stop each worker after so many jobs."),
     option("--max-seconds", duration, "Stop after so long."),
 )
-"""Options of everything that runs jobs."""
 
 
 def chosen_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+# Width of the output without a terminal: wide enough that nothing is cut for a script.
 PIPED_WIDTH = 200
-"""Width of the output without a terminal: wide enough that nothing is cut for a script."""
 
+# Width of a screen from which on tables are shown in full.
 WIDE = 90
-"""Width of a screen from which on tables are shown in full."""
 
+# The colour of each state, and its name on a narrow terminal.
 STATES = {
     JobState.SCHEDULED: ("blue", "sched"),
     JobState.READY: ("cyan", "ready"),
@@ -43,7 +44,6 @@ STATES = {
     JobState.DEAD: ("red", "dead"),
     JobState.CANCELLED: ("bright_black", "canc"),
 }
-"""The colour of each state, and its name on a narrow terminal."""
 
 
 def emit(document: Any, *, err: bool = False) -> None:
@@ -96,19 +96,22 @@ def state_cell(state: JobState) -> Text:
 
 
 class Column(NamedTuple):
-    """A column of a table of items."""
+    """A column of a table of items.
+
+    Attributes:
+        draw: The cell of an item; None: the item's field of the title's name.
+        shrinks: Cut if a row is too wide: the widest column first.
+        least: The narrowest screen that shows it.
+        most: The widest screen that shows it.
+    """
 
     title: str
     draw: Callable[[Any], Text | str] | None = None
-    """The cell of an item; None: the item's field of the title's name."""
     right: bool = False
     shrinks: bool = False
-    """Cut if a row is too wide: the widest column first."""
     footer: str = ""
     least: int = 0
-    """The narrowest screen that shows it."""
     most: int = sys.maxsize
-    """The widest screen that shows it."""
 
 
 def table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
@@ -20,6 +20,7 @@ from taskharbor.schedules import Schedule, ScheduleInfo
 from taskharbor.schedules.specification import CatchUpMode, Overlap
 
 _STYLES = {"active": "green", "paused": "yellow", "orphaned": "red"}
+_RULES = ("overlap", "catch_up", "catch_up_mode", "jitter", "start", "end", "limit", "pause_on_failure")
 _name = click.argument("name")
 
 
@@ -69,15 +70,19 @@ def _lines(info: ScheduleInfo) -> list[str]:
     spec = info.schedule
     lines = [f"{info.name}: {info.state}" + (f" ({info.note})" if info.note else "")]
     if spec is not None:
-        zone = ZoneInfo(spec.zone)
-        lines += [
-            f"  when    {_when(spec)}",
-            f"  job     {spec.job} in queue {spec.queue}, overlap {spec.overlap}",
+        zone = UTC if spec.zone == "UTC" else ZoneInfo(spec.zone)
+        given = {rule: value for rule in _RULES if (value := getattr(spec, rule)) or rule == "catch_up"}
+        given["catch_up"] = "one interval" if spec.catch_up is None else spec.catch_up
+        rules = [
+            f"{rule} {one:g} s" if isinstance(one, float) else f"{rule} {one}" for rule, one in given.items()
         ]
+        lines += [f"  when    {_when(spec)}", f"  job     {spec.job} in queue {spec.queue}"]
+        lines += [f"  rules   {', '.join(rules)}"]
         lines += [f"  next    {one.astimezone(zone):%a %F %T %z}   {_utc(one)}" for one in info.next]
-    if info.last is not None:
-        lines.append(f"  last    {_utc(info.last)}   {info.last_job} is {info.last_state}")
-    lines.append(f"  missed  {info.missed} of the last ticks have no job of their own")
+    last = "-" if info.last is None else f"{_utc(info.last)}   {info.last_job} is {info.last_state}"
+    lines.append(f"  last    {last}")
+    if info.missed:
+        lines.append(f"  missed  {info.missed} of the last 10 ticks have no job of their own")
     return [*lines, *([f"  error   {info.error}"] if info.error else [])]
 
 
@@ -93,7 +98,8 @@ def _when(spec: Schedule | None) -> str:
     if spec is None:
         return "?"
     if spec.every is not None:
-        return f"every {out.duration_text(round(float(spec.every) * SECOND))}"  # type: ignore[arg-type]
+        text = out.duration_text(round(float(spec.every) * SECOND))  # type: ignore[arg-type]
+        return f"every {text.replace('.0 s', ' s')}"
     return f"{' | '.join(spec.cron or ())} {spec.zone}"
 
 
@@ -142,11 +148,7 @@ def put(
     }
     schedule = Schedule(name=name, job=job, **options)
     with opt.open_client(settings, creating=True) as client:
-        stored = (
-            client.schedules.put(schedule)
-            if app is None
-            else client.schedules.put_stored(app._scheduled(schedule))
-        )
+        stored = client.schedules.put(schedule, app=app)
         info = client.schedules.get(name)
     out.answer(settings, info, f"{name}: {'stored' if stored else 'nothing has changed'}", *_lines(info)[1:])
 

@@ -22,6 +22,7 @@ from taskharbor.cli.app_loading import put_current_folder_first
 from taskharbor.cli.errors import BadInput, CommandFailed
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Column, cell, count_text
+from taskharbor.errors import ScheduleNotFound
 from taskharbor.harbor import Harbor
 from taskharbor.printable import printable
 
@@ -159,7 +160,8 @@ def worker(settings: Invocation, /, references: tuple[str, ...], **options: Any)
         for gone in [
             info.name for info in harbor.client.schedules.list(app=harbor) if info.state == "orphaned"
         ]:
-            harbor.client.schedules.delete(gone)
+            with suppress(ScheduleNotFound):  # Another process may be quicker.
+                harbor.client.schedules.delete(gone)
             log.info("schedule %s is deleted: the app no longer declares it", gone)
         harbor.close()
     one.is_made_by_import = True

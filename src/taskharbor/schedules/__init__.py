@@ -10,6 +10,7 @@ The modules:
 - `times`: the instants of cron expressions and intervals.
 - `specification`: a schedule, its checks, and the form in which it is stored.
 - `ticking`: makes the jobs of due schedules, as part of the upkeep of workers and brokers.
+- `declarations`: schedules that an app declares.
 - `client`: puts, lists, pauses, triggers and deletes schedules.
 """
 

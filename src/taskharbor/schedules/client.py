@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from taskharbor.client import AsyncClient, Client, JobHandle, blocking, chunks, portal
-from taskharbor.drivers.contract import Driver, JobFilter
+from taskharbor.drivers.contract import Driver, Enqueued, JobFilter
 from taskharbor.errors import Forbidden, InvalidRequest, ScheduleNotFound
 from taskharbor.jobs import LATEST, SECOND, JobRecord, JobState, Micros, UpdateFlags, to_datetime
 from taskharbor.queue_settings import declare
@@ -144,8 +145,8 @@ class AsyncSchedules:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
-    async def put(self, schedule: Schedule) -> bool:
-        """Store a schedule, or change the one of its name.
+    async def put(self, schedule: Schedule, *, app: Harbor | None = None) -> bool:
+        """Store a schedule, or change the one of its name. With an app, the declaration of the job counts.
 
         Returns:
             False if nothing has changed, or if the stored one has a higher `revision`.
@@ -154,13 +155,13 @@ class AsyncSchedules:
             InvalidRequest: A field has a wrong value, or the queue of the jobs forgets them too early.
         """
         now = await self._client.now()
-        stored = stored_schedule(schedule, request_of(schedule), self._client.builder, now)
-        return await put(self._client.driver, stored, now)
+        if app is None:
+            stored = stored_schedule(schedule, request_of(schedule), self._client.builder, now)
+        else:
+            from taskharbor.schedules.declarations import complete
 
-    async def put_stored(self, declared: Callable[..., StoredSchedule]) -> bool:
-        """Store a schedule that an app has completed by the declaration of its job."""
-        now = await self._client.now()
-        return await put(self._client.driver, declared(now=now), now)
+            stored = complete(app, schedule)(now=now)
+        return await put(self._client.driver, stored, now)
 
     async def get(self, name: str) -> ScheduleInfo:
         """Return a schedule. Raises ScheduleNotFound."""
@@ -173,9 +174,25 @@ class AsyncSchedules:
         now = await self._client.now()
         infos = await self._infos(await _find(self._client.driver, now), now)
         if app is not None:
-            gone = {one.name for one in infos if one.origin in app.origins} - app.schedules.keys()
+            from taskharbor.schedules.declarations import origins
+
+            app.load()
+            gone = {one.name for one in infos if one.origin in origins(app)} - app.schedules.keys()
             infos = [replace(one, state="orphaned") if one.name in gone else one for one in infos]
         return infos
+
+    async def page(
+        self, *, limit: int, cursor: str | None = None
+    ) -> tuple[builtins.list[ScheduleInfo], str | None]:
+        """Return some schedules, newest first, and the cursor of the next page or None.
+
+        A change that waits for the end of a lease does not show yet.
+        """
+        now, states = await self._client.now(), OPEN_STATES - {JobState.BLOCKED}
+        selection = JobFilter(queue=QUEUE, states=states)
+        page = await self._client.driver.list_jobs(selection, now=now, limit=limit, cursor=cursor)
+        held = [_Held(job, job.payload) for job in page.jobs if not job.cancel_requested]
+        return await self._infos(held, now), page.cursor
 
     async def pause(self, name: str, note: str = "") -> None:
         """Pause a schedule: no more ticks until it is resumed. Raises ScheduleNotFound."""
@@ -188,14 +205,14 @@ class AsyncSchedules:
 
     async def trigger(self, name: str) -> JobHandle[Any]:
         """Make a job of the schedule now, beside its ticks. Raises ScheduleNotFound."""
-        now = await self._client.now()
-        return JobHandle(self._client, await self._trigger(name, now))
+        accepted = await self._trigger(name, await self._client.now())
+        return JobHandle(self._client, accepted.id, accepted.existed)
 
-    async def _trigger(self, name: str, now: Micros) -> str:
+    async def _trigger(self, name: str, now: Micros) -> Enqueued:
         held = await self._one(name, now)
         job = read(held.payload).job("trigger", generation_of(held.record.id), now, now)
         (accepted,) = await self._client.driver.enqueue([job], now=now)
-        return accepted.id
+        return accepted
 
     async def backfill(self, name: str, start: datetime, end: datetime) -> int:
         """Make the jobs of all ticks from `start` to `end`, in the past. A tick is made once, however often it is asked for.
@@ -220,14 +237,12 @@ class AsyncSchedules:
             raise InvalidRequest(
                 f"backfill from {start} to {end}: give two instants in the past, the earlier one first"
             )
-        ticks, tick = list[Micros](), reading.times.following(low - 1)
-        while tick is not None and tick <= high:
-            ticks.append(tick)
-            if len(ticks) > MOST_BACKFILLED:
-                raise InvalidRequest(
-                    f"backfill from {start} to {end}: more than {MOST_BACKFILLED} ticks, ask for fewer"
-                )
-            tick = reading.times.following(tick)
+        # In a thread: thousands of ticks take a second.
+        ticks = await asyncio.to_thread(reading.ticks, low, high, MOST_BACKFILLED + 1)
+        if len(ticks) > MOST_BACKFILLED:
+            raise InvalidRequest(
+                f"backfill from {start} to {end}: more than {MOST_BACKFILLED} ticks, ask for fewer"
+            )
         made, generation = 0, generation_of(held.record.id)
         for part in chunks(ticks, _PAGE):
             jobs = [reading.job("backfill", generation, one, now) for one in part]
@@ -256,13 +271,15 @@ class AsyncSchedules:
         await self._client.driver.enqueue([job], now=now)
 
     async def _infos(self, held: Sequence[_Held], now: Micros) -> builtins.list[ScheduleInfo]:
-        driver, ticks, keeps = self._client.driver, dict[str, list[Micros]](), dict[str, Micros]()
-        readings: dict[str, Reading | str] = {}
+        driver, keeps = self._client.driver, dict[str, Micros]()
+        found = dict[str, JobRecord]()
+        readings, ids = builtins.list[Reading | str](), builtins.list[dict[Micros, str]]()
         for one in held:
             try:
-                reading = readings[one.record.id] = read(one.payload)
+                reading = read(one.payload)
             except InvalidRequest as error:
-                readings[one.record.id] = str(error)
+                readings.append(str(error))
+                ids.append({})
                 continue
             queue = reading.spec.queue or ""
             if queue not in keeps:
@@ -270,21 +287,14 @@ class AsyncSchedules:
                 keeps[queue] = LATEST if keep_done is None else keep_done
             # Older jobs may be gone.
             since = max(reading.stored.since, now - keeps[queue])
-            ticks[one.record.id] = reading.ticks(since, min(now, one.record.run_at_us - 1), _LOOK_BACK)
-        found: dict[str, JobRecord] = {}
-        ids = {
-            (one.record.id, tick): _id_of(one, tick) for one in held for tick in ticks.get(one.record.id, ())
-        }
-        for part in chunks(ids.values(), _PAGE):
+            ticks = reading.ticks(since, min(now, one.record.run_at_us - 1), _LOOK_BACK)
+            readings.append(reading)
+            ids.append({tick: _id_of(one, tick) for tick in ticks})
+        for part in chunks((one for own in ids for one in own.values()), _PAGE):
             found.update({job.id: job for job in await driver.get(part, now=now) if job is not None})
         return [
-            _info(
-                one,
-                readings[one.record.id],
-                {tick: found.get(ids[one.record.id, tick]) for tick in ticks.get(one.record.id, ())},
-                now,
-            )
-            for one in held
+            _info(one, reading, {tick: found.get(job_id) for tick, job_id in own.items()}, now)
+            for one, reading, own in zip(held, readings, ids, strict=True)
         ]
 
 
@@ -334,7 +344,6 @@ class Schedules:
         self._inner = AsyncSchedules(client._inner)
 
     put = blocking(AsyncSchedules.put)
-    put_stored = blocking(AsyncSchedules.put_stored)
     get = blocking(AsyncSchedules.get)
     list = blocking(AsyncSchedules.list)
     pause = blocking(AsyncSchedules.pause)
@@ -344,5 +353,5 @@ class Schedules:
 
     def trigger(self, name: str) -> JobHandle[Any]:
         """Make a job of the schedule now, beside its ticks. Raises ScheduleNotFound."""
-        job_id = portal().call(self._inner._trigger(name, self._client.now()))
-        return JobHandle(self._client, job_id)
+        accepted = portal().call(self._inner._trigger(name, self._client.now()))
+        return JobHandle(self._client, accepted.id, accepted.existed)

@@ -168,7 +168,7 @@ def checked(schedule: Schedule) -> Schedule:
 
 
 def _normal(schedule: Schedule) -> Schedule:
-    from taskharbor.schedules.times import times_of
+    from taskharbor.schedules.times import times_of, zone_of
 
     crons = (schedule.cron,) if isinstance(schedule.cron, str) else tuple(schedule.cron or ())
     durations = {field: value for field in _DURATIONS if (value := getattr(schedule, field)) is not None}
@@ -180,7 +180,7 @@ def _normal(schedule: Schedule) -> Schedule:
     texts = len(crons) <= MOST_EXPRESSIONS and all(isinstance(one, str) for one in crons)
     _check(texts, f"cron {schedule.cron!r}: give a text, or a list of at most {MOST_EXPRESSIONS} texts")
     _check(not (crons and offset), "offset moves the instants of `every`: write it into the cron expression")
-    _check(crons or every >= SECOND, f"every {schedule.every!r}: at least 1 second")
+    _check(crons or every >= SECOND, f"every {every / SECOND:g}: at least 1 second")
     _check(not (start and end) or start <= end, f"end {schedule.end} comes before start {schedule.start}")
     _check(
         overlap != "queue_all", "overlap 'queue_all' needs lanes, which there are not yet: use 'queue_one'"
@@ -191,11 +191,16 @@ def _normal(schedule: Schedule) -> Schedule:
         value = getattr(schedule, field)
         _check(value in known, f"{field} {value!r}: choose one of {', '.join(known)}")
     for field, long in us.items():
-        _check(0 <= long <= LATEST // 4, f"{field} {durations[field]!r}: 0 or more, and at most 70 years")
+        _check(0 <= long <= LATEST // 4, f"{field} {long / SECOND:g}: 0 or more, and at most 70 years")
     for field, numbers in (("limit", range(1, MOST_LIMIT + 1)), ("revision", range(2**53))):
         value = getattr(schedule, field)
         is_given = type(value) is int and value in numbers
-        _check(value is None or is_given, f"{field} {value!r}: give a whole number from {numbers[0]}")
+        _check(
+            value is None or is_given,
+            f"{field} {value!r}: give a whole number from {numbers[0]} to {numbers[-1]}",
+        )
+    if schedule.zone != "UTC":
+        zone_of(schedule.zone)
     first = times_of(crons, every, offset, schedule.zone).following((start or 1) - 1)
     _check(first is not None, f"cron {schedule.cron!r} never matches")
     seconds: dict[str, Any] = {field: duration / SECOND for field, duration in us.items()}

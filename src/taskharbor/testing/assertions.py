@@ -15,20 +15,24 @@ from taskharbor.errors import CodecError
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import SECOND, JobRecord, JobState
 from taskharbor.requests import as_duration, as_instant
+from taskharbor.schedules import QUEUE as SCHEDULES
 
 _SHOWN = 20
 
+# A declared job, or a type by its name; None: any.
 AnyJobType: TypeAlias = JobType[..., Any] | str | None
-"""A declared job, or a type by its name; None: any."""
+# An app, or a declared job of it.
 Target: TypeAlias = Harbor | JobType[..., Any]
-"""An app, or a declared job of it."""
 
 
 class Expected(TypedDict, total=False):
-    """The properties of an expected job. All that are given must match."""
+    """The properties of an expected job. All that are given must match.
+
+    Attributes:
+        args: Some of its arguments, by name (nested ones too) or the first few by position.
+    """
 
     args: Mapping[str, Any] | Sequence[Any]
-    """Some of its arguments, by name (nested ones too) or the first few by position."""
     queue: str
     key: str
     idempotency_key: str
@@ -111,7 +115,7 @@ def _all_jobs(harbor: Harbor) -> list[JobRecord]:
     while page.cursor is not None:
         page = harbor.client.list_jobs(limit=1000, cursor=page.cursor)
         jobs = [*jobs, *page.jobs]
-    return jobs[::-1]
+    return [job for job in jobs[::-1] if job.queue != SCHEDULES]
 
 
 def _fits(harbor: Harbor, record: JobRecord, job: AnyJobType, expected: Expected) -> bool:

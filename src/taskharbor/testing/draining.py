@@ -15,7 +15,7 @@ from asyncio import _get_running_loop, _set_running_loop
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,27 +39,33 @@ from taskharbor.middleware import (
     function_call,
     set_current_job,
 )
+from taskharbor.requests import as_duration, as_instant
+from taskharbor.schedules import QUEUE as SCHEDULES
+from taskharbor.schedules.declarations import put_declared
+from taskharbor.schedules.ticking import tick
 from taskharbor.worker.decide import decide, no_handler
 
 T = TypeVar("T")
 
+# Long enough for a test that stops in a debugger.
 LEASE: Micros = 3600 * SECOND
-"""Long enough for a test that stops in a debugger."""
-
 NAME = "taskharbor-drain"
-
+# Executions of one job that are no endless loop yet; a tenth of the limit if that is more.
 RUNS_OF_ONE = 1000
-"""Executions of one job that are no endless loop yet; a tenth of the limit if that is more."""
 
 
 class Executed(msgspec.Struct, frozen=True):
-    """An execution that has ended."""
+    """An execution that has ended.
+
+    Attributes:
+        record: The job as the handler saw it.
+        outcome: How it ended.
+        error: The exception that made it fail. A snooze or a discard is not a failure.
+    """
 
     record: JobRecord
-    """The job as the handler saw it."""
     outcome: Outcome
     error: BaseException | None = None
-    """The exception that made it fail. A snooze or a discard is not a failure."""
 
     @property
     def type(self) -> str:
@@ -129,32 +135,60 @@ class DrainReport:
 
 
 def drain(
-    harbor: Harbor, queues: Sequence[str] | None = None, *, with_scheduled: bool = False, limit: int = 10_000
+    harbor: Harbor,
+    queues: Sequence[str] | None = None,
+    *,
+    with_scheduled: bool = False,
+    until: datetime | timedelta | float | None = None,
+    limit: int = 10_000,
 ) -> DrainReport:
     """Run what is runnable in all queues, or in these. From async code: `await drain_async(...)`.
 
-    `with_scheduled` also runs what is due later, retries included, by moving the app's fake clock from one due time to the
-    next. A handler's exception ends its job as it would in production and is found in the report
-    (`report.errors`, `report.raise_errors()`), and the failure handlers of a dead job run too. More than `limit` executions
-    are taken for an endless loop, and so are more than 1,000 of one job (a tenth of the limit, if that is more).
+    First the app's declared schedules are stored, and the jobs of all ticks are made that are due.
+
+    Args:
+        harbor: The app.
+        queues: The queues. None: all.
+        with_scheduled: Also run what is due later, retries included: the app's fake clock moves from one due time to the next.
+            No ticks are made on the way: they never end.
+        until: The same up to this time, with each tick at its instant. The clock then stands there. Seconds and timedeltas count
+            from now.
+        limit: More executions are taken for an endless loop, and so are more than 1,000 of one job (a tenth of the limit, if that
+            is more).
+
+    A handler's exception ends its job as it would in production and is found in the report (`report.errors`,
+    `report.raise_errors()`), and the failure handlers of a dead job run too.
     """
     refuse_in_loop("drain()", "await drain_async(...)")
-    return run_here(drain_async(harbor, queues, with_scheduled=with_scheduled, limit=limit))
+    return run_here(drain_async(harbor, queues, with_scheduled=with_scheduled, until=until, limit=limit))
 
 
 async def drain_async(
-    harbor: Harbor, queues: Sequence[str] | None = None, *, with_scheduled: bool = False, limit: int = 10_000
+    harbor: Harbor,
+    queues: Sequence[str] | None = None,
+    *,
+    with_scheduled: bool = False,
+    until: datetime | timedelta | float | None = None,
+    limit: int = 10_000,
 ) -> DrainReport:
     """As `drain`, with handlers on the calling event loop."""
     check_app(harbor)
     harbor.load()
     queues = None if queues is None else listed("queues", queues)
+    end: Micros | None = None
+    if until is not None:
+        is_instant, with_scheduled = isinstance(until, datetime), True
+        end = (
+            as_instant("until", until) if is_instant else clock_of(harbor).now() + as_duration("until", until)
+        )
     if with_scheduled:
         clock_of(harbor)  # Complain before anything runs.
     executed: list[Executed] = []
     runs: Counter[str] = Counter()
     async with AsyncClient(harbor.driver(), clock=harbor.clock) as client, entered(harbor.lifespan):
         queues = await declare_queues(harbor, client, queues)
+        await put_declared(harbor, client.driver, await client.now())
+        await _make_ticks(client)
         while True:
             one = await run_next(harbor, client, queues)
             if one is not None:
@@ -165,8 +199,15 @@ async def drain_async(
                         f"{len(executed)} executions, {runs[one.record.id]} of them of one job, and still not empty; is a "
                         f"job enqueueing itself, or snoozing for ever? If not, give a limit above {limit}. The last one was {one}"
                     )
-            elif not with_scheduled or not await _step_to_next(harbor, client, queues):
+            elif not with_scheduled or not await _step_to_next(harbor, client, queues, end):
                 return DrainReport(executed)
+            elif end is not None:
+                await _make_ticks(client)
+
+
+async def _make_ticks(client: AsyncClient) -> None:
+    while await tick(client.driver, await client.now(), NAME):
+        pass
 
 
 def check_app(app: object) -> None:
@@ -180,16 +221,21 @@ async def declare_queues(
 ) -> Sequence[str] | None:
     """Apply the app's declared queues, as a worker of these queues or of all does. Returns them with their failure queues."""
     if harbor.failure_handlers:
-        present = [stats.queue for stats in await client.stats()]
+        present = await _queues(client)
         served = served_queues(harbor, [*harbor.queues, *present] if queues is None else queues)
         queues = None if queues is None else list(served)
     await harbor._declare_queues(client.driver, await client.now())
     return queues
 
 
+async def _queues(client: AsyncClient) -> list[str]:
+    """Return the queues whose jobs run: all but the one of the schedules."""
+    return [stats.queue for stats in await client.stats() if stats.queue != SCHEDULES]
+
+
 async def run_next(harbor: Harbor, client: AsyncClient, queues: Sequence[str] | None) -> Executed | None:
     """Run the next runnable job, if there is one."""
-    for queue in [stats.queue for stats in await client.stats()] if queues is None else queues:
+    for queue in await _queues(client) if queues is None else queues:
         now = await client.now()
         leased = await client.driver.reserve(queue, limit=1, lease_for=LEASE, now=now, worker=NAME)
         if leased:
@@ -207,20 +253,28 @@ def clock_of(harbor: Harbor) -> FakeClock:
     return harbor.clock
 
 
-async def _step_to_next(harbor: Harbor, client: AsyncClient, queues: Sequence[str] | None) -> bool:
-    """Move the clock to the due time of the next scheduled job. Returns False if there is none."""
+async def _step_to_next(
+    harbor: Harbor, client: AsyncClient, queues: Sequence[str] | None, end: Micros | None
+) -> bool:
+    """Move the clock to the due time of the next scheduled job. With an end, at most to this, and ticks count too. Returns False
+    if there is nothing more."""
+    clock, now = clock_of(harbor), await client.now()
     running = {stats.queue for stats in await client.stats() if not stats.settings.paused}
-    wanted = running if queues is None else running.intersection(queues)
+    wanted = running if queues is None else running.intersection([*queues, SCHEDULES])
+    if end is None:
+        # A schedule never ends, so it is no work to wait for.
+        wanted -= {SCHEDULES}
     scheduled = JobFilter(states=frozenset({JobState.SCHEDULED}))
     page = await client.list_jobs(scheduled, limit=1000)
     due = [job.run_at_us for job in page.jobs if job.queue in wanted]
     while page.cursor is not None:
         page = await client.list_jobs(scheduled, limit=1000, cursor=page.cursor)
         due += [job.run_at_us for job in page.jobs if job.queue in wanted]
-    if due:
-        clock = clock_of(harbor)
-        clock.advance(timedelta(microseconds=min(due) - clock.now()))
-    return bool(due)
+    at = min(due if end is None else [*due, end], default=now)
+    if at <= now:
+        return False
+    clock.advance(timedelta(microseconds=at - now))
+    return True
 
 
 # -- one execution ----------------------------------------------------------------------------------------
