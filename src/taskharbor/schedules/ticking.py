@@ -76,7 +76,8 @@ async def tick(driver: Driver, now: Micros, worker: str, clock: Clock | None = N
         for one in batch:
             one.jobs = []
         steps += batch
-        if len(leased) < size:
+        # What is left waits for the next call: the releases must not come after the leases.
+        if len(leased) < size or (clock is not None and clock.now() > now + LEASE // 3):
             break
     ends = [one.settlement for one in steps if not one.error and one.settlement is not None]
     for part in chunks(ends, size):
