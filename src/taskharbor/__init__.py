@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from taskharbor.errors import Forbidden as Forbidden
     from taskharbor.errors import HandlerMissing as HandlerMissing
     from taskharbor.errors import InvalidRequest as InvalidRequest
+    from taskharbor.errors import JobDamaged as JobDamaged
     from taskharbor.errors import JobError as JobError
     from taskharbor.errors import JobFailed as JobFailed
     from taskharbor.errors import JobFinished as JobFinished
@@ -103,10 +104,10 @@ _HOMES = {
     "client": "AsyncClient Client JobHandle",
     "codec": "JSON MSGPACK Codec",
     "drivers.contract": "JobFilter QueueSettings QueueStats",
-    "errors": "BackendUnavailable CodecError Forbidden HandlerMissing InvalidRequest JobError JobFailed JobFinished JobNotDead"
-    " JobNotFound JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid QueueNotFound"
-    " RemoteError ResultNotKept ScheduleNotFound SchemaMismatch TaskHarborError ThreadsLost UnknownDriver WaitTimeout"
-    " WorkerProcessDied",
+    "errors": "BackendUnavailable CodecError Forbidden HandlerMissing InvalidRequest JobDamaged JobError JobFailed JobFinished"
+    " JobNotDead JobNotFound JobNotInflight JobTimeout KeyConflict LeaseExpired LeaseMismatch MissingExtra PayloadInvalid"
+    " QueueNotFound RemoteError ResultNotKept ScheduleNotFound SchemaMismatch TaskHarborError ThreadsLost UnknownDriver"
+    " WaitTimeout WorkerProcessDied",
     "failures": "FailedJob",
     "handlers": "Options",
     "harbor": "AsyncJobType Harbor JobType SyncJobType",

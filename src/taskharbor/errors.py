@@ -56,6 +56,10 @@ class SchemaMismatch(TaskHarborError):
     """The store was written by a version that this one cannot work with, or it still needs `taskharbor migrate`."""
 
 
+class JobDamaged(TaskHarborError):
+    """A stored job has values that no call could have stored. The message names the job and says how to mend it."""
+
+
 class WaitTimeout(TaskHarborError, TimeoutError):
     """A job did not end within the time that the caller gave."""
 

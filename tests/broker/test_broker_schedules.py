@@ -224,7 +224,17 @@ async def test_a_limited_token_with_the_queue_of_the_schedules_reaches_its_own_t
     other = {"job": "t", "every": 60, "queue": "other"}
     assert (await asked.json("both", "PUT", "/other", other)).refusal == (403, "forbidden")
     await asked.ok("PUT", "/other", other)
-    assert (await asked.json("both", "POST", "/other/trigger")).refusal == (403, "forbidden")
+    before = await contents(asked.driver)
+    for method, path, sent in (
+        ("GET", "", None), ("DELETE", "", None), ("PUT", "", {"job": "t", "every": 60, "queue": "mail.in"}),
+        ("POST", "/pause", {}), ("POST", "/resume", None), ("POST", "/trigger", None),
+        ("POST", "/backfill", {"start": "2020-01-01T00:00:00Z", "end": "2020-01-01T00:00:01Z"}),
+    ):  # fmt: skip
+        refused = await asked.json("both", method, f"/other{path}", sent)
+        assert refused.refusal == (403, "forbidden"), (method, path, refused)
+    assert await contents(asked.driver) == before
+    listed = await asked.json("both", "GET")
+    assert (listed.status, [one["name"] for one in listed.body["schedules"]]) == (200, ["own"])
     assert (await asked.json("both", "POST", "/own/trigger")).status == 200
 
 

@@ -14,7 +14,9 @@ from taskharbor.drivers.contract import Ack, Driver, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.jobs import SECOND, JobState
+from taskharbor.errors import JobDamaged
+from taskharbor.jobs import LATEST, SECOND, JobState
+from taskharbor.testing.broker import running_broker
 from taskharbor_testkit.servers.broker import broker_process
 
 STORES = {"sqlite": "sqlite:///{}/jobs.db", "object store": "file://{}/store"}
@@ -80,6 +82,65 @@ async def test_a_damaged_job_is_set_aside_and_its_neighbours_go_on(
         assert sum(queue.counts.values()) == 3
         *_, last = await driver.job_attempts(dead.id)
         assert last.state is JobState.DEAD
+
+
+@pytest.mark.parametrize(
+    "damage", ["type that is no UTF-8", "spec that is no JSON", "headers that are a number"]
+)
+@pytest.mark.parametrize("store", STORES)
+async def test_a_listing_names_the_damaged_job_and_what_mends_it(
+    store: str, damage: str, tmp_path: Path
+) -> None:
+    async with connect(STORES[store].format(tmp_path)) as driver:
+        assert isinstance(driver, (SQLiteDriver, ObjectStoreDriver))
+        await driver.enqueue([make_record(name) for name in ("one", "bad", "two")], now=NOW)
+        await damage_job(driver, DAMAGES[damage])
+        for look in (driver.list_jobs(JobFilter(), now=NOW), driver.get(["one", "bad"], now=NOW)):
+            with pytest.raises(JobDamaged, match=r"job 'bad' .* run `taskharbor doctor --repair`"):
+                await look
+        assert len(await driver.repair()) == 1
+        listed = (await driver.list_jobs(JobFilter(), now=NOW)).jobs
+        assert [job.id for job in listed] == ["two", "bad", "one"]
+
+
+@pytest.mark.parametrize("instant", ["run_at", "created_at", "finished_at"])
+async def test_an_instant_beyond_all_bounds_hides_no_job(instant: str, tmp_path: Path) -> None:
+    async with SQLiteDriver.from_url(f"sqlite:///{tmp_path}/jobs.db") as driver:
+        await driver.enqueue([make_record(name) for name in ("early", "late")], now=NOW)
+        for name, value in (("early", "-9e18"), ("late", "9e18")):
+            await damage_job(driver, f"{instant} = {value}", name)
+        late, early = (await driver.list_jobs(JobFilter(), now=NOW)).jobs
+        assert [getattr(job, f"{instant}_us") for job in (early, late)] == [-LATEST, LATEST]
+        assert len(await driver.repair()) == (0 if instant == "finished_at" else 2)
+        assert await driver.repair() == []
+
+
+async def test_a_client_of_a_broker_learns_which_job_is_damaged(tmp_path: Path) -> None:
+    async with connect(f"sqlite:///{tmp_path}/jobs.db") as driver:
+        await driver.enqueue([make_record("bad")], now=NOW)
+        await damage_job(driver, "spec = '{'")
+    with running_broker(f"sqlite:///{tmp_path}/jobs.db") as url:
+        async with AsyncClient(url) as client:
+            with pytest.raises(JobDamaged, match=r"job 'bad' .* run `taskharbor doctor --repair`"):
+                await client.list_jobs()
+
+
+async def test_counters_without_jobs_hurt_nobody_and_are_repaired(tmp_path: Path) -> None:
+    async with SQLiteDriver.from_url(f"sqlite:///{tmp_path}/jobs.db") as driver:
+        await driver.enqueue([make_record(name) for name in ("one", "two")], now=NOW)
+        (job,) = await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
+        await driver.settle([Ack(job.id, present(job.token))], now=NOW)
+        with sqlite3.connect(driver._options.path) as connection:
+            connection.execute("DELETE FROM jobs")
+        connection.close()
+        (queue,) = await driver.stats(now=NOW)
+        assert (queue.counts[JobState.READY], queue.head_run_at_us) == (1, None)
+        assert await driver.repair() == [
+            "the counters of queue 'q' did not fit its jobs: they were corrected"
+        ]
+        (queue,) = await driver.stats(now=NOW)
+        assert (sum(queue.counts.values()), queue.done_total) == (0, 1)
+        assert await driver.repair() == []
 
 
 PATIENCE = 20.0

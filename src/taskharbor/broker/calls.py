@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Self, TypeVar, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from taskharbor.broker.config import BrokerConfig, Rates
@@ -19,6 +20,7 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver, Page
 from taskharbor.errors import JobNotFound
 from taskharbor.jobs import JobRecord, Micros
+from taskharbor.schedules.specification import decode
 
 A = TypeVar("A")
 
@@ -198,6 +200,26 @@ class CallersDriver(Driver):
 
     async def time(self) -> Micros:
         return await self._calls._driver.time()
+
+
+class SchedulesDriver(CallersDriver):
+    """Shows no schedule whose jobs go to a queue that the caller does not reach. A call that names one is refused."""
+
+    async def run(self, call: op.Operation[A]) -> A:
+        answer = await super().run(call)
+        if isinstance(call, op.ListJobs):
+            is_named, jobs = call.selection.key is not None, cast("Page", answer).jobs
+            jobs[:] = [job for job in jobs if self._may_see(job, is_named)]
+        return answer
+
+    def _may_see(self, job: JobRecord, is_named: bool) -> bool:
+        try:
+            queue = decode(job.payload).spec.queue
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return True  # It names no queue.
+        if is_named:
+            check_queues(self._caller, [queue])
+        return self._caller.reaches(queue)
 
 
 def _size(job: JobRecord) -> int:

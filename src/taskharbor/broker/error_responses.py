@@ -57,6 +57,7 @@ CODES: dict[str, tuple[int, str]] = {
     "too_many_requests": (429, _AGAIN),
     "too_many_waiting": (429, "wait a moment and ask again, without wait_seconds or with fewer workers"),
     "internal": (500, "its log has the place"),
+    "job_damaged": (500, ""),
     "backend_unavailable": (503, _AGAIN),
     "schema_mismatch": (503, "an operator must run `taskharbor migrate` on the store"),
     "stopping": (503, f"{_AGAIN}, or at another broker"),
@@ -113,7 +114,7 @@ def problem_of(error: errors.TaskHarborError) -> Problem:
         return Problem(job_error_code(error), str(error))
     if isinstance(error, (errors.InvalidRequest, errors.CodecError)):
         return invalid(str(error))
-    if isinstance(error, (errors.QueueNotFound, errors.ScheduleNotFound)):
+    if isinstance(error, (errors.JobDamaged, errors.QueueNotFound, errors.ScheduleNotFound)):
         return Problem(error_code(type(error)), str(error))
     if isinstance(error, errors.BackendUnavailable):
         detail = "the store behind this broker does not answer; the call may or may not have taken effect"

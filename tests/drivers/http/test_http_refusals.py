@@ -24,6 +24,7 @@ from taskharbor.errors import (
     BackendUnavailable,
     Forbidden,
     InvalidRequest,
+    JobDamaged,
     JobFinished,
     LeaseMismatch,
     SchemaMismatch,
@@ -171,7 +172,7 @@ async def test_a_broker_of_another_version_is_refused(monkeypatch: pytest.Monkey
         await driver.open()
 
 
-NOT_OF_DRIVER_CALLS = {"job_not_found", "method_not_allowed", "queue_not_found"}
+NOT_OF_DRIVER_CALLS = {"job_not_found", "method_not_allowed", "queue_not_found", "schedule_not_found"}
 
 
 @pytest.mark.parametrize("code", sorted(CODES.keys() - NOT_OF_DRIVER_CALLS))
@@ -181,7 +182,8 @@ def test_every_refusal_of_a_broker_has_a_meaning(code: str) -> None:
     found = refusal("http://b", status, {"Retry-After": "0.5"}, body)
     is_repeated = code == "not_leader" or status in (429, 500, 503)
     other = NoAnswer if is_repeated else Forbidden if status == 403 else InvalidRequest
-    assert type(found) is (SchemaMismatch if code == "schema_mismatch" else other)
+    named = {"schema_mismatch": SchemaMismatch, "job_damaged": JobDamaged}
+    assert type(found) is named.get(code, other)
     assert getattr(found, "pause", None) == (0.5 if status == 429 else None)
     # What a driver says of bad input arrives as it was said.
     assert (str(found) == "so it is") == (code == "invalid_request")

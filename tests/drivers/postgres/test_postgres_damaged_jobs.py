@@ -7,6 +7,7 @@ import pytest
 from drivers.postgres.harness import NOW, Raw, make_record, present
 from taskharbor.drivers.contract import Ack, JobFilter, QueueSettings
 from taskharbor.drivers.postgres import PostgresDriver
+from taskharbor.errors import JobDamaged
 from taskharbor.jobs import LATEST, SECOND, JobState
 
 DAMAGES = {
@@ -49,3 +50,42 @@ async def test_a_damaged_job_is_set_aside_and_its_neighbours_go_on(
     if dead.id:
         *_, last = await store.job_attempts(dead.id)
         assert last.state is JobState.DEAD
+
+
+@pytest.mark.parametrize("has_ended", [False, True], ids=["waiting", "ended"])
+@pytest.mark.parametrize("damage", ["headers that are no JSON", "flags"])
+async def test_a_listing_names_the_damaged_job_and_what_mends_it(
+    damage: str, has_ended: bool, store: PostgresDriver, raw: Raw
+) -> None:
+    await store.enqueue([make_record(name) for name in ("one", "bad", "two")], now=NOW)
+    if has_ended:
+        await store.cancel(["bad"], now=NOW)
+    raw(f"UPDATE {'ended' if has_ended else 'jobs'} SET {DAMAGES[damage]} WHERE id = 'bad'")  # noqa: S608
+    for look in (store.list_jobs(JobFilter(), now=NOW), store.get(["one", "bad"], now=NOW)):
+        with pytest.raises(JobDamaged, match=r"job 'bad' .* run `taskharbor doctor --repair`"):
+            await look
+    assert len(await store.repair()) == 1
+    assert [job.id for job in (await store.list_jobs(JobFilter(), now=NOW)).jobs] == ["two", "bad", "one"]
+
+
+async def test_counters_without_jobs_are_repaired(store: PostgresDriver, raw: Raw) -> None:
+    await store.enqueue([make_record(name) for name in ("one", "two")], now=NOW)
+    (job,) = await store.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
+    await store.settle([Ack(job.id, present(job.token))], now=NOW)
+    raw("DELETE FROM jobs")
+    raw("DELETE FROM ended")
+    (queue,) = await store.stats(now=NOW)
+    assert sum(queue.counts.values()) == 2
+    assert await store.repair() == ["the counters of queue 'q' did not fit its jobs: they were corrected"]
+    (queue,) = await store.stats(now=NOW)
+    assert (sum(queue.counts.values()), queue.done_total) == (0, 1)
+    assert await store.repair() == []
+
+
+async def test_an_instant_beyond_all_bounds_hides_no_job(store: PostgresDriver, raw: Raw) -> None:
+    await store.enqueue([make_record(name) for name in ("early", "late")], now=NOW)
+    raw("UPDATE jobs SET run_at = CASE id WHEN 'late' THEN 9e18 ELSE -9e18 END")
+    late, early = (await store.list_jobs(JobFilter(), now=NOW)).jobs
+    assert (early.run_at_us, late.run_at_us) == (-LATEST, LATEST)
+    assert len(await store.repair()) == 2
+    assert await store.repair() == []

@@ -8,6 +8,7 @@ from conformance.test_drivers import newest_redis
 from records import NOW, make_record, present
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.redis import RedisDriver
+from taskharbor.errors import JobDamaged
 from taskharbor.jobs import SECOND, JobState
 
 Change = tuple[str, ...]
@@ -68,3 +69,16 @@ async def test_a_key_and_the_blocked_job_of_a_damaged_one_are_free_again() -> No
         (job,) = await driver.reserve("q", limit=9, lease_for=SECOND, now=NOW, worker="w")
         assert job.id == "next"
         assert await driver._store.command("HGET", keys["damaged"], "bad") == b"x"
+
+
+@pytest.mark.parametrize("damage", ["no bytes", "other bytes"])
+async def test_a_listing_names_the_damaged_job_and_what_mends_it(damage: str) -> None:
+    async with RedisDriver.from_url(newest_redis()) as driver:
+        await driver.enqueue([make_record(name) for name in ("one", "bad", "two")], now=NOW)
+        for command, family, *words in DAMAGES[damage]:
+            await driver._store.command(command, driver._store.keys("q")[family], *words)
+        for look in (driver.list_jobs(JobFilter(), now=NOW), driver.get(["one", "bad"], now=NOW)):
+            with pytest.raises(JobDamaged, match=r"job 'bad' .* run `taskharbor doctor --repair`"):
+                await look
+        assert len(await driver.repair()) == 1
+        assert [job.id for job in (await driver.list_jobs(JobFilter(), now=NOW)).jobs] == ["two", "one"]

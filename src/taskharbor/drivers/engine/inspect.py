@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sqlite3 import OperationalError
 from typing import Any
 
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueSettings, QueueStats
 from taskharbor.drivers.engine.tables import State, Transaction, load, record_from_row, to_json
-from taskharbor.drivers.records import STATE_NUMBERS, STATES, cursor_number, numbered_attempt
+from taskharbor.drivers.records import STATE_NUMBERS, STATES, cursor_number, damaged, loaded, numbered_attempt
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 
 _SQL = load("inspect")
@@ -22,10 +23,8 @@ _decode_versions = msgspec.json.Decoder(list[tuple[str, int]]).decode
 
 
 def get(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
-    wanted = list(dict.fromkeys(job_ids))
-    rows = transaction.execute(_SQL["by_id"], (to_json(wanted),)).fetchall()
-    by_id = {row[1]: row for row in rows}
-    return [record_from_row(by_id[job_id], now) if job_id in by_id else None for job_id in job_ids]
+    found = {job.id: job for _, job in _load(transaction, "by_id", list(dict.fromkeys(job_ids)), now)}
+    return [found.get(job_id) for job_id in job_ids]
 
 
 def list_jobs(
@@ -44,8 +43,24 @@ def find_jobs(
 ) -> list[tuple[int, JobRecord]]:
     """Jobs with their numbers, the newest first, from below `before` down to `until`."""
     seqs = _seqs(transaction, selection, now, limit, before, until)
-    rows = transaction.execute(_SQL["by_seq"], (to_json(seqs),)).fetchall()
-    return [(row[0], record_from_row(row, now)) for row in rows]
+    return _load(transaction, "by_seq", seqs, now)
+
+
+def _load(
+    transaction: Transaction, statement: str, wanted: Sequence[int | str], now: Micros
+) -> list[tuple[int, JobRecord]]:
+    """Load jobs by ids or numbers, with their numbers. Raises JobDamaged."""
+    try:
+        rows = transaction.execute(_SQL[statement], (to_json(wanted),)).fetchall()
+    except OperationalError as error:
+        # Python's own error has no code: it could not decode a text.
+        if hasattr(error, "sqlite_errorcode"):
+            raise
+        if len(wanted) > 1:
+            return [pair for one in wanted for pair in _load(transaction, statement, [one], now)]
+        (found,) = transaction.execute(_SQL["damaged"], {"wanted": wanted[0]}).fetchone()
+        raise damaged(found.decode(errors="backslashreplace")) from error
+    return [(row[0], loaded(str(row[1]), record_from_row, row, now)) for row in rows]
 
 
 def _seqs(
@@ -92,7 +107,8 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
     counts = dict(zip(STATES, row[2:9], strict=True))
     heads: list[tuple[int, int]] = []
     if counts[JobState.READY]:
-        heads.append(transaction.execute(_SQL["head_ready"], (number,)).fetchone())
+        # The counter may be wrong: then there is none.
+        heads += transaction.execute(_SQL["head_ready"], (number,))
     if counts[JobState.SCHEDULED]:
         levels = transaction.fetch(_SQL["due_scheduled"], {"queue": number, "now": now})
         for priority, run_at, due in levels:

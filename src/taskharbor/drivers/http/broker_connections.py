@@ -23,6 +23,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from taskharbor import errors
 from taskharbor.drivers.broker_protocol import HEARD, LEADER, MSGPACK, PATH, REQUEST_ID, encode, read_answer
 from taskharbor.drivers.operations import Operation
 from taskharbor.drivers.urls import Reader, read_options, seconds, some_text
@@ -144,6 +145,8 @@ def refusal(
         return InvalidRequest(
             f"{base} is no broker, or one of another version: start `taskharbor broker` there, of the version that is used here"
         )
+    if code == "job_damaged":
+        return errors.JobDamaged(detail)
     if code == "schema_mismatch":
         return SchemaMismatch(f"the broker {base}: {said}")
     if status in (400, 408, 409, 413, 415, 422):

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from taskharbor.drivers.records import STATE_NUMBERS, STATES
+from taskharbor.drivers.records import STATE_NUMBERS, STATES, loaded
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, UpdateFlags, UpdateRunAt
 
 READY: Final = STATE_NUMBERS[JobState.READY]
@@ -192,7 +192,11 @@ def leased_job(row: tuple[Any, ...], queue: str, secret: str, worker: str) -> Jo
 
 
 def job_record(row: tuple[Any, ...], now: Micros) -> JobRecord:
-    """Make a record of a row of the view `job_records`."""
+    """Make a record of a row of the view `job_records`. Raises JobDamaged."""
+    return loaded(row[1], _job_record, row, now)
+
+
+def _job_record(row: tuple[Any, ...], now: Micros) -> JobRecord:
     fields = _decoded(_JOB_FIELDS, row[1:])
     if (token := fields.get("token")) is not None:
         fields["token"] = f"{token}{row[0]:x}"

@@ -9,7 +9,7 @@ from operator import itemgetter
 import msgspec
 
 from taskharbor.drivers.contract import JobFilter, JobShare, Page, QueueSettings, QueueStats
-from taskharbor.drivers.records import STATES, FieldNames, changed_fields
+from taskharbor.drivers.records import STATES, FieldNames, changed_fields, loaded
 from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.leases import ask_items, job_error
 from taskharbor.drivers.redis.library import Word
@@ -160,7 +160,7 @@ async def get(store: RedisStore, job_ids: Sequence[str], now: Micros) -> list[Jo
         for name, values in answers.items():
             for job_id, value in zip(wanted, values, strict=True):
                 if value is not None:
-                    found[job_id] = record_from(job_id, name, value, now)
+                    found[job_id] = loaded(job_id, record_from, job_id, name, value, now)
         # Another process may have made queues that this handle does not know.
         if len(found) == len(set(job_ids)) or (await store.queues()).keys() <= asked:
             return [found.get(job_id) for job_id in job_ids]
@@ -189,7 +189,8 @@ async def list_jobs(
         below, read_to = {}, end
         for queue, (following, *pairs) in (await store.ask_queues("page", 0, words)).items():
             for job_id, value in zip(pairs[::2], pairs[1::2], strict=True):
-                record = record_from(job_id.decode(), queue, value, now)
+                name = job_id.decode(errors="backslashreplace")
+                record = loaded(name, record_from, name, queue, value, now)
                 if _matches(record, selection):
                     found.append(((seq_of(value), numbers[queue]), record))
             if following and (following, numbers[queue]) > end:
