@@ -80,7 +80,8 @@ def to_micros(when: datetime | timedelta) -> Micros:
 
 
 def to_datetime(us: Micros) -> datetime:
-    return _EPOCH + timedelta(microseconds=us)
+    """Return an instant as a datetime. One beyond all bounds, which only a damaged job has, becomes the first or the last one."""
+    return _EPOCH + timedelta(microseconds=max(-LATEST, min(us, LATEST)))
 
 
 class JobState(StrEnum):

@@ -51,6 +51,22 @@ def test_doctor_says_what_fails_and_exits_with_1(run: Run, tmp_path: Path) -> No
     assert "not an SQLite database" in run("doctor", "--url", "sqlite:///text.db", code=1).stdout
 
 
+def test_doctor_says_that_data_are_damaged(run: Run, tmp_path: Path) -> None:
+    run("enqueue", "mail", "--url", "sqlite:///jobs.db")
+    with (tmp_path / "jobs.db").open("r+b") as file:
+        file.seek(100)
+        file.write(b"x" * 8000)
+    run("enqueue", "mail", "--url", f"file://{tmp_path}/store")
+    for part in (tmp_path / "store").rglob("*"):
+        if part.is_file():
+            part.write_bytes(b"x" * 100)
+    for url in ("sqlite:///jobs.db", f"file://{tmp_path}/store"):
+        *_, check = json.loads(run("doctor", "--json", "--url", url, code=1).stdout)["checks"]
+        assert check["verdict"] == "fail"
+        assert "damaged" in check["found"]
+        assert "stored data are damaged" in check["advice"]
+
+
 def test_doctor_does_not_ask_for_a_scope_that_producers_and_workers_do_not_need(run: Run) -> None:
     token = parse_token("crew:work:a-secret-for-the-crew")
     with running_broker("memory://", tokens=(token,)) as url:

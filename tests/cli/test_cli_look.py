@@ -98,6 +98,18 @@ def test_inspect_shows_a_dead_job_with_its_timeline(run: Run, some_jobs: list[st
     assert [row["outcome"] for row in document["timeline"]] == ["dead"]
 
 
+def test_inspect_shows_the_jobs_there_are_and_names_each_unknown_id(run: Run, some_jobs: list[str]) -> None:
+    told = run("inspect", "no", some_jobs[0], "nope", "--json", code=1)
+    assert [job["id"] for job in lines(told)] == some_jobs[:1]
+    refused = [json.loads(line) for line in told.stderr.splitlines()]
+    assert [(one["id"], one["error"]["code"]) for one in refused] == [
+        ("no", "job_not_found"),
+        ("nope", "job_not_found"),
+    ]
+    told = run("inspect", "no", some_jobs[0], "nope", code=1)
+    assert (told.stdout.count("timeline"), told.stderr.count("no job with this id")) == (1, 2)
+
+
 def test_inspect_shows_a_waiting_and_a_running_job(run: Run, client: Client) -> None:
     request = JobRequest(type="a", payload="x" * 5000, key="k", headers={"trace": "abc"}, timeout=3.0)
     first = client.enqueue(request).id

@@ -61,10 +61,10 @@ def test_a_typo_in_a_command_or_option_is_met_with_a_suggestion(run: Run, url: s
 
 
 def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, url: str) -> None:
-    first, second = run("inspect", "nobody", code=1).stderr.splitlines()
-    assert first == "error: job nobody: no job with this id (never accepted, or removed by retention)"
+    first, second = run("dlq", "requeue", code=2).stderr.splitlines()
+    assert first == "error: say which: either ids, or a selection by --all, --queue or --type"
     assert second.startswith("hint: ")
-    assert "Traceback" in run("inspect", "nobody", "--debug", code=1).stderr
+    assert "Traceback" in run("dlq", "requeue", "--debug", code=2).stderr
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from cli.cli_harness import Run, lines
 from taskharbor import Schedule
 from taskharbor.client import Client, portal
 from taskharbor.jobs import SECOND, to_datetime
+from taskharbor.schedules import QUEUE
 from taskharbor.schedules.client import AsyncSchedules, put
 from taskharbor.schedules.specification import request_of, stored_schedule
 from taskharbor.schedules.ticking import tick
@@ -178,3 +179,13 @@ def test_what_is_shown_of_ticks(run: Run, client: Client) -> None:
     assert "  error   Skipped: job tick:tidied:" in shown
     assert "every 15 s" in run("schedules", "put", "poll", "poll", "--every", "15s").stdout
     assert "rules   overlap allow, catch_up one interval" in run("schedules", "show", "poll").stdout
+
+
+def test_a_list_says_that_the_queue_of_the_schedules_is_paused(run: Run, client: Client) -> None:
+    run("schedules", "put", "s", "t", "--every", "60s")
+    before = run("schedules", "list", "--json")
+    assert before.stderr == ""
+    client.pause(QUEUE)
+    after = run("schedules", "list", "--json")
+    assert "the queue taskharbor.schedules is paused" in after.stderr
+    assert after.stdout == before.stdout

@@ -10,12 +10,13 @@ import pytest
 
 from records import NOW, make_record, present
 from taskharbor import AsyncClient, JobRequest, Worker
+from taskharbor.broker.models import job_view
 from taskharbor.drivers.contract import Ack, Driver, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import JobDamaged
-from taskharbor.jobs import LATEST, SECOND, JobState
+from taskharbor.jobs import SECOND, JobState
 from taskharbor.testing.broker import running_broker
 from taskharbor_testkit.servers.broker import broker_process
 
@@ -103,15 +104,22 @@ async def test_a_listing_names_the_damaged_job_and_what_mends_it(
         assert [job.id for job in listed] == ["two", "bad", "one"]
 
 
-@pytest.mark.parametrize("instant", ["run_at", "created_at", "finished_at"])
-async def test_an_instant_beyond_all_bounds_hides_no_job(instant: str, tmp_path: Path) -> None:
+async def test_a_listing_of_a_file_with_a_text_that_is_no_utf8_says_what_mends_it(tmp_path: Path) -> None:
     async with SQLiteDriver.from_url(f"sqlite:///{tmp_path}/jobs.db") as driver:
-        await driver.enqueue([make_record(name) for name in ("early", "late")], now=NOW)
-        for name, value in (("early", "-9e18"), ("late", "9e18")):
-            await damage_job(driver, f"{instant} = {value}", name)
-        late, early = (await driver.list_jobs(JobFilter(), now=NOW)).jobs
-        assert [getattr(job, f"{instant}_us") for job in (early, late)] == [-LATEST, LATEST]
-        assert len(await driver.repair()) == (0 if instant == "finished_at" else 2)
+        await driver.enqueue([make_record("bad")], now=NOW)
+        await damage_job(driver, DAMAGES["type that is no UTF-8"])
+        with pytest.raises(JobDamaged, match=r"'type' .* run `taskharbor doctor --repair`"):
+            await driver.list_jobs(JobFilter(), now=NOW)
+
+
+@pytest.mark.parametrize("run_at", ["9e18", "-9e18"])
+async def test_a_run_at_beyond_all_bounds_can_be_shown_and_is_mended(run_at: str, tmp_path: Path) -> None:
+    async with SQLiteDriver.from_url(f"sqlite:///{tmp_path}/jobs.db") as driver:
+        await driver.enqueue([make_record("bad")], now=NOW)
+        await damage_job(driver, f"run_at = {run_at}")
+        (job,) = (await driver.list_jobs(JobFilter(), now=NOW)).jobs
+        assert job_view(job).run_at.year == (2255 if job.run_at_us > 0 else 1684)
+        assert len(await driver.repair()) == 1
         assert await driver.repair() == []
 
 
@@ -139,7 +147,7 @@ async def test_counters_without_jobs_hurt_nobody_and_are_repaired(tmp_path: Path
             "the counters of queue 'q' did not fit its jobs: they were corrected"
         ]
         (queue,) = await driver.stats(now=NOW)
-        assert (sum(queue.counts.values()), queue.done_total) == (0, 1)
+        assert (queue.counts[JobState.READY], queue.done_total) == (0, 1)
         assert await driver.repair() == []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Self, TypeVar, cast
 
 import msgspec
@@ -20,6 +21,7 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver, Page
 from taskharbor.errors import JobNotFound
 from taskharbor.jobs import JobRecord, Micros
+from taskharbor.schedules import QUEUE
 from taskharbor.schedules.specification import decode
 
 A = TypeVar("A")
@@ -175,7 +177,7 @@ class Calls:
 
 
 class CallersDriver(Driver):
-    """The broker's driver, for code of the core that works for a caller: it reaches what the caller reaches."""
+    """The broker's driver, for the schedules of a caller: it reaches what the caller reaches."""
 
     def __init__(self, calls: Calls, caller: Caller) -> None:
         self._calls, self._caller = calls, caller
@@ -185,7 +187,14 @@ class CallersDriver(Driver):
             # All of them, without payloads: an answer that ends early would look like jobs that are gone.
             heads = await self._calls.heads(self._caller, call.job_ids, call.now)
             return cast("A", [heads.get(job_id) for job_id in call.job_ids])
-        return await self._calls.run(self._caller, call)
+        answer = await self._calls.run(self._caller, call)
+        if isinstance(call, op.ListJobs):
+            # A caller sees no schedule whose jobs go elsewhere. A call that names one is refused.
+            jobs = cast("Page", answer).jobs
+            if call.selection.key is not None:
+                check_queues(self._caller, map(_target, jobs))
+            jobs[:] = [job for job in jobs if self._caller.reaches(_target(job))]
+        return answer
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -202,24 +211,11 @@ class CallersDriver(Driver):
         return await self._calls._driver.time()
 
 
-class SchedulesDriver(CallersDriver):
-    """Shows no schedule whose jobs go to a queue that the caller does not reach. A call that names one is refused."""
-
-    async def run(self, call: op.Operation[A]) -> A:
-        answer = await super().run(call)
-        if isinstance(call, op.ListJobs):
-            is_named, jobs = call.selection.key is not None, cast("Page", answer).jobs
-            jobs[:] = [job for job in jobs if self._may_see(job, is_named)]
-        return answer
-
-    def _may_see(self, job: JobRecord, is_named: bool) -> bool:
-        try:
-            queue = decode(job.payload).spec.queue
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return True  # It names no queue.
-        if is_named:
-            check_queues(self._caller, [queue])
-        return self._caller.reaches(queue)
+def _target(schedule: JobRecord) -> str | None:
+    """Return the queue of a schedule's jobs. One that cannot be read makes none."""
+    with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        return decode(schedule.payload).spec.queue
+    return QUEUE
 
 
 def _size(job: JobRecord) -> int:

@@ -12,7 +12,7 @@ import msgspec
 
 import taskharbor
 from taskharbor.broker import models
-from taskharbor.broker.calls import SchedulesDriver, check_queues, queues_of
+from taskharbor.broker.calls import CallersDriver, check_queues, queues_of
 from taskharbor.broker.error_responses import invalid
 from taskharbor.broker.job_routes import content
 from taskharbor.broker.routes import Reply, RouteCall, first_sentence, route, route_many, route_one
@@ -188,7 +188,7 @@ _SCHEDULE: dict[str, Any] = {"tag": "schedules", "scope": "produce", "problems":
 
 
 def _schedules(call: RouteCall) -> AsyncSchedules:
-    driver = SchedulesDriver(call.service.calls, call.caller)
+    driver = CallersDriver(call.service.calls, call.caller)
     return AsyncSchedules(AsyncClient(driver, clock=call.service.clock))
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 import click
 
-from taskharbor.broker.models import CancelledKeys, ChangedJob, RemovedJobs, batch_item
+from taskharbor.broker.models import CancelledKeys, RemovedJobs, batch_item
 from taskharbor.cli import options as opt
-from taskharbor.cli.errors import FAILED, BadInput, CommandFailed, say_error
-from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, select, types_option
+from taskharbor.cli.errors import BadInput, CommandFailed
+from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, select, tell, types_option
 from taskharbor.cli.options import Invocation, flag, option
-from taskharbor.cli.output import answer, duration_text, emit, say
+from taskharbor.cli.output import answer, duration_text, say
 from taskharbor.client import chunks
 from taskharbor.errors import JobError
 from taskharbor.jobs import JobState, to_datetime, to_micros
@@ -53,23 +52,6 @@ def cancel(
     running = "is running: left alone" if only_waiting else "is running: asked to stop"
     words = {JobState.INFLIGHT: running, JobState.CANCELLED: "cancelled"}
     return tell(zip(ids, answers, strict=True), settings, words)
-
-
-def tell(
-    results: Iterable[tuple[str, JobState | JobError]], settings: Invocation, words: dict[JobState, str]
-) -> int:
-    """Print one line per job, errors on stderr. Returns the exit code."""
-    code = 0
-    for job_id, result in results:
-        if not isinstance(result, JobError):
-            answer(settings, ChangedJob(job_id, result), f"{job_id} {words.get(result, result)}")
-            continue
-        code = FAILED
-        if settings.json:
-            emit(batch_item(job_id, result), err=True)
-        else:
-            say_error(str(result))
-    return code
 
 
 @click.group(cls=opt.Group, invoke_without_command=True)

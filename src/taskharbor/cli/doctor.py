@@ -93,6 +93,8 @@ async def _examine(settings: Invocation, repairs: bool) -> list[Check]:
         found = str(error) or f"{shown_url(settings.url)}: no answer within {ANSWER_SECONDS:g} s"
         # A refusal says itself what to do.
         advice = "" if isinstance(error, InvalidRequest) else "is it running, and is the URL right?"
+        if "damaged" in found:  # Every driver says so in this word.
+            advice = "stored data are damaged: restore them as said above"
         checks.append(Check("backend", "fail", found, advice))
     finally:
         await driver.close()

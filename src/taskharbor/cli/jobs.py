@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
-from taskharbor.broker.models import AttemptView, JobView, job_view, model_of
+from taskharbor.broker.models import AttemptView, ChangedJob, JobView, batch_item, job_view, model_of
 from taskharbor.cli import output as out
-from taskharbor.cli.errors import BadInput
+from taskharbor.cli.errors import FAILED, BadInput, say_error
 from taskharbor.cli.options import COUNT, Invocation, command, flag, open_client, option, queue_option
 from taskharbor.cli.output import WIDE, Column, cell
 from taskharbor.client import Client
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.records import JobFilter
-from taskharbor.errors import CodecError
+from taskharbor.errors import CodecError, JobError, JobNotFound
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome, to_datetime
 from taskharbor.printable import printable
 
@@ -151,6 +151,23 @@ def remark(job: JobRecord) -> str:
     return job.key or ""
 
 
+def tell(
+    results: Iterable[tuple[str, JobState | JobError]], settings: Invocation, words: dict[JobState, str]
+) -> int:
+    """Print one line per job, errors on stderr. Returns the exit code."""
+    code = 0
+    for job_id, result in results:
+        if not isinstance(result, JobError):
+            out.answer(settings, ChangedJob(job_id, result), f"{job_id} {words.get(result, result)}")
+            continue
+        code = FAILED
+        if settings.json:
+            out.emit(batch_item(job_id, result), err=True)
+        else:
+            say_error(str(result))
+    return code
+
+
 # -- one job -----------------------------------------------------------------------------------------------
 
 
@@ -164,10 +181,11 @@ class InspectedJob(JobView, kw_only=True):
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @flag("--no-payload", "Leave the payload and the result out.")
 @flag("--full", "Cut nothing: whole payload, whole traceback.")
-def inspect(settings: Invocation, ids: tuple[str, ...], no_payload: bool, full: bool) -> None:
+def inspect(settings: Invocation, ids: tuple[str, ...], no_payload: bool, full: bool) -> int:
     """Show everything about jobs, with the timeline of their attempts."""
     with open_client(settings) as client:
-        found = [(client.get(one), client.job_attempts(one)) for one in ids]
+        jobs = client.get_many(ids)
+        found = [(job, client.job_attempts(job.id)) for job in jobs if job is not None]
         now = client.now()
     for job, attempts in found:
         if settings.json:
@@ -184,6 +202,8 @@ def inspect(settings: Invocation, ids: tuple[str, ...], no_payload: bool, full: 
             _show_error(screen, job, now, full)
         screen.print()
         screen.print(timeline(job, attempts, now, screen), "")
+    unknown = [(one, JobNotFound(one)) for one, job in zip(ids, jobs, strict=True) if job is None]
+    return tell(unknown, settings, {})
 
 
 def _facts(job: JobRecord, now: Micros) -> Table:

@@ -16,7 +16,7 @@ from taskharbor.cli.options import COUNT, Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, cell, state_cell
 from taskharbor.drivers.records import Enqueued
 from taskharbor.jobs import SECOND, Micros, to_micros
-from taskharbor.schedules import Schedule, ScheduleInfo
+from taskharbor.schedules import QUEUE, Schedule, ScheduleInfo
 from taskharbor.schedules.specification import CatchUpMode, Overlap
 
 _STYLES = {"active": "green", "paused": "yellow", "orphaned": "red"}
@@ -38,6 +38,8 @@ def list_schedules(settings: Invocation) -> None:
     app = settings.harbor if settings.app else None
     with opt.open_client(settings) as client:
         found, now = client.schedules.list(app=app), client.now()
+        if client.settings(QUEUE).paused:
+            out.say(f"no schedule makes jobs now: the queue {QUEUE} is paused", err=True)
     if settings.json:
         for one in found:
             out.emit(one)

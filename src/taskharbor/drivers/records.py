@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from taskharbor.errors import InvalidRequest, JobDamaged
 from taskharbor.jobs import (
-    LATEST,
     SECOND,
     Attempt,
     Blob,
@@ -33,7 +32,6 @@ DAY: Micros = 86_400 * SECOND
 
 STATES: Final = tuple(JobState)
 OUTCOMES: Final = tuple(Outcome)
-_INSTANTS = tuple(field for field in JobRecord.__struct_fields__ if field.endswith("_at_us"))
 STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 """The numbers by which stores keep states and outcomes are their places here. They never change."""
 
@@ -182,27 +180,12 @@ class Page(msgspec.Struct, frozen=True):
 
 
 def loaded(job_id: str, load: Callable[..., JobRecord], *stored: Any) -> JobRecord:
-    """Load a stored job for somebody who looks at it. An instant beyond all bounds becomes the first or the last one, so that it
-    can be shown. Raises JobDamaged."""
+    """Load a stored job for somebody who looks at it. Raises JobDamaged."""
     try:
-        record = load(*stored)
-        for field in _INSTANTS:
-            instant = getattr(record, field)
-            if instant is not None and not -LATEST <= instant <= LATEST:
-                setattr(record, field, LATEST if instant > 0 else -LATEST)
+        return load(*stored)
     except Exception as error:
-        raise damaged(job_id) from error
-    return record
-
-
-def damaged(job_id: str) -> JobDamaged:
-    return JobDamaged(
-        f"job {job_id[:200]!r} cannot be loaded, a stored value is damaged: run `taskharbor doctor --repair`"
-    )
-
-
-def miscounted(queue: str) -> str:
-    return f"the counters of queue {queue!r} did not fit its jobs: they were corrected"
+        what = f"job {job_id[:200]!r} cannot be loaded: a stored value is damaged"
+        raise JobDamaged(f"{what}: run `taskharbor doctor --repair`") from error
 
 
 class AttemptPage(msgspec.Struct, frozen=True):

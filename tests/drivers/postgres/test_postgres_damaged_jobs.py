@@ -66,26 +66,3 @@ async def test_a_listing_names_the_damaged_job_and_what_mends_it(
             await look
     assert len(await store.repair()) == 1
     assert [job.id for job in (await store.list_jobs(JobFilter(), now=NOW)).jobs] == ["two", "bad", "one"]
-
-
-async def test_counters_without_jobs_are_repaired(store: PostgresDriver, raw: Raw) -> None:
-    await store.enqueue([make_record(name) for name in ("one", "two")], now=NOW)
-    (job,) = await store.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
-    await store.settle([Ack(job.id, present(job.token))], now=NOW)
-    raw("DELETE FROM jobs")
-    raw("DELETE FROM ended")
-    (queue,) = await store.stats(now=NOW)
-    assert sum(queue.counts.values()) == 2
-    assert await store.repair() == ["the counters of queue 'q' did not fit its jobs: they were corrected"]
-    (queue,) = await store.stats(now=NOW)
-    assert (sum(queue.counts.values()), queue.done_total) == (0, 1)
-    assert await store.repair() == []
-
-
-async def test_an_instant_beyond_all_bounds_hides_no_job(store: PostgresDriver, raw: Raw) -> None:
-    await store.enqueue([make_record(name) for name in ("early", "late")], now=NOW)
-    raw("UPDATE jobs SET run_at = CASE id WHEN 'late' THEN 9e18 ELSE -9e18 END")
-    late, early = (await store.list_jobs(JobFilter(), now=NOW)).jobs
-    assert (early.run_at_us, late.run_at_us) == (-LATEST, LATEST)
-    assert len(await store.repair()) == 2
-    assert await store.repair() == []

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from sqlite3 import OperationalError
 from typing import Any
 
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueSettings, QueueStats
 from taskharbor.drivers.engine.tables import State, Transaction, load, record_from_row, to_json
-from taskharbor.drivers.records import STATE_NUMBERS, STATES, cursor_number, damaged, loaded, numbered_attempt
+from taskharbor.drivers.records import STATE_NUMBERS, STATES, cursor_number, loaded, numbered_attempt
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 
 _SQL = load("inspect")
@@ -23,7 +22,10 @@ _decode_versions = msgspec.json.Decoder(list[tuple[str, int]]).decode
 
 
 def get(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
-    found = {job.id: job for _, job in _load(transaction, "by_id", list(dict.fromkeys(job_ids)), now)}
+    wanted = list(dict.fromkeys(job_ids))
+    rows = transaction.execute(_SQL["by_id"], (to_json(wanted),)).fetchall()
+    by_id = {row[1]: row for row in rows}
+    found = {job_id: loaded(job_id, record_from_row, row, now) for job_id, row in by_id.items()}
     return [found.get(job_id) for job_id in job_ids]
 
 
@@ -43,23 +45,7 @@ def find_jobs(
 ) -> list[tuple[int, JobRecord]]:
     """Jobs with their numbers, the newest first, from below `before` down to `until`."""
     seqs = _seqs(transaction, selection, now, limit, before, until)
-    return _load(transaction, "by_seq", seqs, now)
-
-
-def _load(
-    transaction: Transaction, statement: str, wanted: Sequence[int | str], now: Micros
-) -> list[tuple[int, JobRecord]]:
-    """Load jobs by ids or numbers, with their numbers. Raises JobDamaged."""
-    try:
-        rows = transaction.execute(_SQL[statement], (to_json(wanted),)).fetchall()
-    except OperationalError as error:
-        # Python's own error has no code: it could not decode a text.
-        if hasattr(error, "sqlite_errorcode"):
-            raise
-        if len(wanted) > 1:
-            return [pair for one in wanted for pair in _load(transaction, statement, [one], now)]
-        (found,) = transaction.execute(_SQL["damaged"], {"wanted": wanted[0]}).fetchone()
-        raise damaged(found.decode(errors="backslashreplace")) from error
+    rows = transaction.execute(_SQL["by_seq"], (to_json(seqs),)).fetchall()
     return [(row[0], loaded(str(row[1]), record_from_row, row, now)) for row in rows]
 
 
@@ -107,7 +93,7 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
     counts = dict(zip(STATES, row[2:9], strict=True))
     heads: list[tuple[int, int]] = []
     if counts[JobState.READY]:
-        # The counter may be wrong: then there is none.
+        # Somebody who deletes rows by hand leaves the counters behind.
         heads += transaction.execute(_SQL["head_ready"], (number,))
     if counts[JobState.SCHEDULED]:
         levels = transaction.fetch(_SQL["due_scheduled"], {"queue": number, "now": now})

@@ -15,7 +15,6 @@ import msgspec
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.engine.loaded_jobs import Unit
 from taskharbor.drivers.engine.tables import State, Transaction, load, record_from_row
-from taskharbor.drivers.records import miscounted
 from taskharbor.drivers.validation import check_records
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import Failure, Micros, Name, Outcome
@@ -69,9 +68,10 @@ def set_aside(transaction: Transaction, now: Micros, *, ended_too: bool = False)
         unit.end(job, State.DEAD, Outcome.DEAD, _ERROR)
     unit.flush()
     if ended_too:
-        # Only an object store has an outbox, and only an object store has segments.
-        rows = transaction.execute(_SQL["recount"], (transaction.outbox is not None,)).fetchall()
-        found += [miscounted(queue) for (queue,) in rows]
+        rows = transaction.execute(_SQL["recount"]).fetchall()
+        found += [
+            f"the counters of queue {name!r} did not fit its jobs: they were corrected" for (name,) in rows
+        ]
     return found
 
 

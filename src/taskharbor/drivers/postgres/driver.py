@@ -20,7 +20,6 @@ from taskharbor.drivers.postgres.leases import Claimer
 from taskharbor.drivers.postgres.options import NOTIFYING, SILENT, PostgresOptions, parse_url
 from taskharbor.drivers.postgres.rows import escaped_texts, quoted, text_array
 from taskharbor.drivers.postgres.transactions import Joined, join
-from taskharbor.drivers.records import miscounted
 from taskharbor.drivers.validation import functions_of
 from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within, wait
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError, not_open
@@ -321,11 +320,9 @@ class PostgresDriver(Driver):
         return await run()
 
     async def repair(self) -> list[str]:
-        """Set aside stored jobs that no call can load, and correct the counters. Returns what was found."""
+        """Set aside stored jobs that no call can load. Returns what was found."""
         now = await self.time()
-        found = await self._query(lambda session: leases.set_aside(session, now, ended_too=True))
-        corrected = await self._query(lambda session: session.named("inspect", "recount"))
-        return [*found.values(), *(miscounted(queue) for (queue,) in corrected)]
+        return [*(await self._query(lambda session: leases.set_aside(session, now, ended_too=True))).values()]
 
     # -- other operations ---------------------------------------------------------------------------------
 

@@ -189,8 +189,7 @@ async def list_jobs(
         below, read_to = {}, end
         for queue, (following, *pairs) in (await store.ask_queues("page", 0, words)).items():
             for job_id, value in zip(pairs[::2], pairs[1::2], strict=True):
-                name = job_id.decode(errors="backslashreplace")
-                record = loaded(name, record_from, name, queue, value, now)
+                record = loaded(job_id.decode(), record_from, job_id.decode(), queue, value, now)
                 if _matches(record, selection):
                     found.append(((seq_of(value), numbers[queue]), record))
             if following and (following, numbers[queue]) > end:

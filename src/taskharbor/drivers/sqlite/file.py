@@ -19,7 +19,7 @@ import msgspec
 
 from taskharbor.drivers.engine import schema_migrations
 from taskharbor.drivers.urls import Reader, choice, read_options, seconds, shown_url
-from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
+from taskharbor.errors import BackendUnavailable, InvalidRequest, JobDamaged, TaskHarborError
 
 MINIMUM_VERSION = (3, 38, 0)
 
@@ -131,9 +131,7 @@ def translated(error: Exception, path: Path) -> Exception:
     if code in _DAMAGED:
         return TaskHarborError(f"{path}: {error} ({_DAMAGED[code]})")
     if code in (0, sqlite3.SQLITE_CONSTRAINT):
-        return TaskHarborError(
-            f"{path}: {error} (a stored value is damaged: run `taskharbor doctor --repair`)"
-        )
+        return JobDamaged(f"{path}: {error} (a stored value is damaged: run `taskharbor doctor --repair`)")
     advice = _ADVICE.get(code)
     return BackendUnavailable(f"{path}: {error} ({advice})" if advice else f"{path}: {error}")
 

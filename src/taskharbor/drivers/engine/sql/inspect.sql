@@ -12,11 +12,6 @@ FROM json_each(?) AS wanted CROSS JOIN jobs
 -- name: by_seq
 /*columns*/ ON jobs.seq = wanted.value CROSS JOIN queues ON queues.id = jobs.queue_id
 
--- name: damaged
--- As a blob: a text that is no UTF-8 could not be read otherwise.
-SELECT CAST(id AS BLOB) FROM jobs
-WHERE (typeof(:wanted) = 'integer' AND seq = :wanted) OR (typeof(:wanted) = 'text' AND id = :wanted)
-
 -- name: matching
 seq < :before AND seq >= :until
     AND (:queue IS NULL OR queue_id = :queue)

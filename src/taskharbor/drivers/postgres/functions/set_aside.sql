@@ -12,8 +12,7 @@ BEGIN
             type = coalesce(nullif(trim(left(type, 200)), ''), 'damaged'), headers = NULL, flags = NULL,
             max_attempts = greatest(0, least(max_attempts, 1000000)), attempts = greatest(0, least(attempts, 1000000)),
             stalls = greatest(0, least(stalls, 1000000)), fence = greatest(0, least(fence, 1::bigint << 53)),
-            run_at = greatest(0, least(run_at, (1::bigint << 53) - 1)),
-            created_at = greatest(0, least(created_at, (1::bigint << 53) - 1))
+            run_at = greatest(0, least(run_at, 9007199254740991)), created_at = greatest(0, least(created_at, 9007199254740991))
         WHERE id = ANY (p_ids) RETURNING *
     LOOP
         v_job := v_held;

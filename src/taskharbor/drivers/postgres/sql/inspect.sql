@@ -71,18 +71,6 @@ FROM $schema.queues AS q,
 WHERE $2::text IS NULL OR q.name = $2
 ORDER BY q.name
 
--- name: recount
--- One statement has one snapshot, in which jobs and moves fit together: what differs has another cause.
-INSERT INTO $schema.moves (queue_id, scheduled, ready, blocked, inflight, done, dead, cancelled)
-SELECT queue_id, sum(a), sum(b), sum(c), sum(d), sum(e), sum(f), sum(g) FROM (
-    SELECT queue_id, (state = 0)::int, (state = 1)::int, (state = 2)::int, (state = 3)::int, (state = 4)::int, (state = 5)::int,
-           (state = 6)::int
-    FROM (SELECT queue_id, state FROM $schema.jobs UNION ALL SELECT queue_id, state FROM $schema.ended) AS kept
-    UNION ALL SELECT queue_id, -scheduled, -ready, -blocked, -inflight, -done, -dead, -cancelled FROM $schema.moves
-) AS counted (queue_id, a, b, c, d, e, f, g)
-GROUP BY queue_id HAVING (sum(a), sum(b), sum(c), sum(d), sum(e), sum(f), sum(g)) <> (0, 0, 0, 0, 0, 0, 0)
-RETURNING (SELECT name FROM $schema.queues WHERE id = queue_id)
-
 -- name: settings
 SELECT paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us, declaration
 FROM $schema.queues WHERE name = $1
