@@ -10,13 +10,12 @@ import pytest
 
 from records import NOW, make_record, present
 from taskharbor import AsyncClient, JobRequest, Worker
-from taskharbor.broker.models import job_view
 from taskharbor.drivers.contract import Ack, Driver, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import JobDamaged
-from taskharbor.jobs import SECOND, JobState
+from taskharbor.jobs import SECOND, JobState, to_datetime
 from taskharbor.testing.broker import running_broker
 from taskharbor_testkit.servers.broker import broker_process
 
@@ -85,9 +84,7 @@ async def test_a_damaged_job_is_set_aside_and_its_neighbours_go_on(
         assert last.state is JobState.DEAD
 
 
-@pytest.mark.parametrize(
-    "damage", ["type that is no UTF-8", "spec that is no JSON", "headers that are a number"]
-)
+@pytest.mark.parametrize("damage", ["spec that is no JSON", "headers that are a number"])
 @pytest.mark.parametrize("store", STORES)
 async def test_a_listing_names_the_damaged_job_and_what_mends_it(
     store: str, damage: str, tmp_path: Path
@@ -118,7 +115,7 @@ async def test_a_run_at_beyond_all_bounds_can_be_shown_and_is_mended(run_at: str
         await driver.enqueue([make_record("bad")], now=NOW)
         await damage_job(driver, f"run_at = {run_at}")
         (job,) = (await driver.list_jobs(JobFilter(), now=NOW)).jobs
-        assert job_view(job).run_at.year == (2255 if job.run_at_us > 0 else 1684)
+        assert to_datetime(job.run_at_us).year == (2255 if job.run_at_us > 0 else 1684)
         assert len(await driver.repair()) == 1
         assert await driver.repair() == []
 
