@@ -144,7 +144,7 @@ async def test_counters_without_jobs_hurt_nobody_and_are_repaired(tmp_path: Path
             "the counters of queue 'q' did not fit its jobs: they were corrected"
         ]
         (queue,) = await driver.stats(now=NOW)
-        assert (queue.counts[JobState.READY], queue.done_total) == (0, 1)
+        assert (sum(queue.counts.values()), queue.done_total) == (0, 1)
         assert await driver.repair() == []
 
 

@@ -22,8 +22,9 @@ SET id = ?, type = ?, job_key = ?, spec = NULL, last_error = NULL, merged_into =
 WHERE seq = ?
 
 -- name: recount
--- Only jobs that have not ended: an object store keeps others outside of this table.
-UPDATE queues SET scheduled = a, ready = b, blocked = c, inflight = d FROM (
-    SELECT queues.id AS own, sum(state IS 0) AS a, sum(state IS 1) AS b, sum(state IS 2) AS c, sum(state IS 3) AS d
+-- ?1: jobs that have ended may be outside of this table, so their counters stay as they are.
+UPDATE queues SET scheduled = a, ready = b, blocked = c, inflight = d, done = e, dead = f, cancelled = g FROM (
+    SELECT queues.id AS own, sum(state IS 0) AS a, sum(state IS 1) AS b, sum(state IS 2) AS c, sum(state IS 3) AS d,
+        iif(?1, done, sum(state IS 4)) AS e, iif(?1, dead, sum(state IS 5)) AS f, iif(?1, cancelled, sum(state IS 6)) AS g
     FROM queues LEFT JOIN jobs ON queue_id = queues.id GROUP BY queues.id
-) WHERE own = queues.id AND (scheduled, ready, blocked, inflight) <> (a, b, c, d) RETURNING name
+) WHERE own = queues.id AND (scheduled, ready, blocked, inflight, done, dead, cancelled) <> (a, b, c, d, e, f, g) RETURNING name
