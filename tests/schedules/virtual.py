@@ -361,6 +361,7 @@ class World:
             if track is not None:
                 self.judge.put(job_id, name, Change("pause", track.version, self._now))
         elif self.change is not None:
+            self.operator.changes += 1
             at = self._now if self.change.kind == "pause" else record.created_at_us
             self.judge.put(job_id, name, self.change._replace(at=at))
 
@@ -427,7 +428,7 @@ class Operator:
         self._world, self._chance = world, world.chance
         self._process = Process(world, "operator", is_worker=False)
         self._schedules = VirtualClient(self._process.driver, clock=self._process.clock).schedules
-        self._versions = 0
+        self._versions = self.changes = 0
         self._todo: list[tuple[str, str]] = []
         self._is_busy = False
         self._put: dict[str, tuple[Schedule, Version]] = {}
@@ -483,9 +484,9 @@ class Operator:
         schedule, version = self._put[name]
         world.change = Change("put" if verb == "again" else verb, version, 0)
         if verb in ("put", "again"):
-            changes = world.judge.counts["changes"]
+            before = self.changes
             await schedules.put(schedule)
-            if verb == "again" and world.judge.counts["changes"] > changes:
+            if verb == "again" and self.changes > before:
                 world.judge.wrong.append(f"{name}: an unchanged declaration changes something")
         elif verb == "pause":
             await schedules.pause(name, "why")
