@@ -173,9 +173,8 @@ async def test_what_anybody_can_store_harms_no_other_schedule(
     store: Harness, key: str | None, changes: dict[str, Any], error: str
 ) -> None:
     await store.put()
-    stored = StoredSchedule(
-        spec=Schedule(name="evil", job="j", **{"every": 60, "queue": "q"} | changes), since=0
-    )
+    fields: dict[str, Any] = {"every": 60, "queue": "q"} | changes
+    stored = StoredSchedule(spec=Schedule(name="evil", job="j", **fields), since=0)
     now = store.clock.now()
     record = replace(own_record(stored, now, now, UpdateFlags()), key=key)
     await store.driver.enqueue([record], now=now)
