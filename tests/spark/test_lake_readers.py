@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,15 +13,18 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from deltalake.fs import DeltaStorageHandler
 from pyspark.sql import SparkSession
 
+from taskharbor.errors import InvalidRequest
 from taskharbor.lake.delta import Lake, LakeChanged
 from taskharbor.lake.files import File, write_table
-from taskharbor.lake.query import sql
+from taskharbor.lake.query import sql, write_result
 from taskharbor.lake.tables import TABLES
 from taskharbor.lake.upkeep import compact, vacuum
 from taskharbor.spark.lake import read
@@ -104,6 +111,47 @@ def test_readers_see_whole_commits_while_runs_compaction_and_vacuum_go_on(
     keep(lake)
     assert by_duckdb() == by_spark() == (ROWS * runs, runs)
     assert len(lake.table(TABLE).files()) == 2
+
+
+def test_a_query_is_over_when_it_has_answered(lake: Lake) -> None:
+    """A thread of Arrow that still calls Python when Python ends crashes the process, or hangs it."""
+    for run in range(1, 13):
+        add(lake, run)
+
+    def reading() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, DeltaStorageHandler)]
+
+    query = f"SELECT executions FROM {TABLE} LIMIT 1"  # noqa: S608
+    assert (sql(lake, query).num_rows, reading()) == (1, [])
+    with pytest.raises(InvalidRequest, match="'w"):
+        sql(lake, query.replace("executions", "worker::int"))
+    assert reading() == []
+    options = "?" + urlencode(lake.place.options).replace("=true", "=on") if lake.place.options else ""
+    command = ["lake", "sql", "--lake", lake.place.root + options, "-f", "csv", query]
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-m", "taskharbor", *command], capture_output=True, check=False, timeout=60
+        )
+        assert (ended.returncode, ended.stdout[:11], ended.stderr) == (0, b"executions\n", b"")
+
+
+def test_every_result_can_be_written(tmp_path: Path) -> None:
+    lake, file = Lake(tmp_path), tmp_path / "result"
+    add(lake, 1)
+    columns = "'\\x00\\xff'::blob AS bytes, [1, 2] AS list, NULL AS none, 1 AS one, 2 AS one, 3 AS \"ONE\""
+    at = "TIMESTAMPTZ '2026-03-01 01:02:03.5Z' AS at"
+    rows = sql(lake, f"SELECT {columns}, {at}, worker FROM {TABLE} ORDER BY worker DESC")  # noqa: S608
+    names = ["bytes", "list", "none", "one", "one_1", "ONE_2", "at", "worker"]
+    write_result(rows, "csv", file)
+    first, second, *_ = file.read_text().splitlines()
+    assert (first, second) == (",".join(names), r'\x00\xFF,"[1, 2]",,1,2,3,2026-03-01 01:02:03.5+00,w2')
+    write_result(rows, "json", file)
+    values = ["AP8=", [1, 2], None, 1, 2, 3, "2026-03-01T01:02:03.500000Z", "w2"]
+    assert json.loads(file.read_text())[0] == dict(zip(names, values, strict=True))
+    write_result(rows, "parquet", file)
+    assert parquet.read_table(file).column_names == names
+    with pytest.raises(InvalidRequest, match="there is no query"):
+        sql(lake, " -- nothing")
 
 
 def test_a_reader_goes_on_with_the_version_that_it_opened(spark: SparkSession, lake: Lake) -> None:
