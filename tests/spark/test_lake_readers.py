@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -22,11 +22,12 @@ from deltalake.fs import DeltaStorageHandler
 from pyspark.sql import SparkSession
 
 from taskharbor.errors import InvalidRequest
-from taskharbor.lake.delta import Lake, LakeChanged
+from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable
 from taskharbor.lake.files import File, write_table
 from taskharbor.lake.query import sql, write_result
 from taskharbor.lake.tables import TABLES
 from taskharbor.lake.upkeep import compact, vacuum
+from taskharbor.spark.failures import PipelineFailed, plain_failures
 from taskharbor.spark.lake import read
 from taskharbor.spark.lake.run import _Change, _Steps
 from taskharbor_testkit.servers.s3 import fresh_s3_url
@@ -133,6 +134,38 @@ def test_a_query_is_over_when_it_has_answered(lake: Lake) -> None:
             [sys.executable, "-m", "taskharbor", *command], capture_output=True, check=False, timeout=60
         )
         assert (ended.returncode, ended.stdout[:11], ended.stderr) == (0, b"executions\n", b"")
+
+
+METADATA = """Generic S3 error
+   \x1b[31m\u21b3\x1b[0m Error performing PUT http://169.254.169.254/latest/api/token in 2 ms
+    \x1b[31m\u21b3\x1b[0m 403 Forbidden
+     \x1b[31m\u21b3\x1b[0m <?xml version="1.0"?>
+<Error><Code>No</Code></Error>"""
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (METADATA, "the object store is reached without credentials: give them in the environment of every"),
+        (METADATA.replace("169.254.169.254", "here"), "Generic S3 error: Error performing PUT http://here/"),
+    ],
+)
+def test_what_an_object_store_tells_a_task_is_one_sentence(
+    spark: SparkSession, said: str, sentence: str
+) -> None:
+    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        raise OSError(said)
+
+    with pytest.raises(PipelineFailed) as failed, plain_failures():
+        spark.range(1).mapInArrow(fail, "id long").collect()
+    assert str(failed.value).startswith(sentence)
+    assert str(failed.value).isprintable()
+
+
+def test_a_bucket_that_is_not_there_is_one_sentence() -> None:
+    place = urlsplit(fresh_s3_url())._replace(netloc="no-such-bucket").geturl()
+    with pytest.raises(LakeUnreadable, match=r"cannot be read: The specified bucket does not exist$"):
+        Lake(place).tables()
 
 
 def test_every_result_can_be_written(tmp_path: Path) -> None:

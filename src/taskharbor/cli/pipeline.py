@@ -63,7 +63,7 @@ def run(
 ) -> int:
     """Take in what is new since the last run; exit with 5 where rows went into quarantine."""
     if reprocess is None:
-        opt.require_store(settings)
+        _require_store(settings)
     elif every or objectives:
         raise click.UsageError("--reprocess takes in nothing new: give it without --every and --objectives")
     began, found = time.monotonic(), Counter[str]()
@@ -150,7 +150,7 @@ def audit(settings: Invocation, place: str, waiting_limit: timedelta | None, mas
     if url is not None:
         from taskharbor.spark.audit.run import held_source
 
-        opt.require_store(settings)
+        _require_store(settings)
         # The environment's store need not be one of this lake. One that is given has to be.
         url = url if settings.given_url or held_source(checked, url) else None
     if waiting_limit is not None and url is None:
@@ -185,7 +185,7 @@ def report(settings: Invocation, place: str, output: Path | None, master: str | 
     checked = _snapshot(place)
     url = settings.url if settings.given_url or settings.environment_url or settings.app else None
     if url is not None:
-        opt.require_store(settings)
+        _require_store(settings)
     with _session(settings, place, master, partial(_has_few_rows, checked)) as (spark, _, show):
         from taskharbor.spark.audit import audit_lake
         from taskharbor.spark.report import collect, summary, write_page
@@ -244,6 +244,7 @@ def _session(
     is_quiet: bool = False,
 ) -> Iterator[tuple[Any, Any, out.Show]]:
     """A SparkSession, the lake, and how to show progress. No type is named: no command imports PySpark."""
+    lake = lake_at(place)
     with out.progress(settings, on_terminal_only=is_quiet) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
@@ -251,10 +252,17 @@ def _session(
         fitting = None if has_few_rows() else FOR_MILLIONS
         spark = local_session("taskharbor pipeline", master=master, settings=fitting, archive=True)
         from taskharbor.spark.failures import plain_failures
-        from taskharbor.spark.lake import Lake
 
         with plain_failures():
-            yield spark, Lake(place), show
+            yield spark, lake, show
+
+
+def _require_store(settings: Invocation) -> None:
+    """Refuse what tasks could not read before Spark starts."""
+    from taskharbor.spark.session import require_shared_store
+
+    opt.require_store(settings)
+    require_shared_store(settings.url)
 
 
 def lake_at(place: str) -> Any:
@@ -302,6 +310,8 @@ def history(settings: Invocation, /, lake: str | None, parquet: Path | None, **w
         raise click.UsageError("a store keeps the guarantees: give --violations with --lake or --parquet")
     from taskharbor.spark.session import check, local_session
 
+    if lake is not None:
+        lake_at(lake)
     if not is_store:
         check()
     try:
