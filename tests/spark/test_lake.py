@@ -483,7 +483,7 @@ def test_a_store_goes_through_the_commands_and_the_demo_into_a_report(
     query = "SELECT count(*) AS n, max(ended_at) AS last FROM silver.attempts"
     assert json.loads(asked("sql", query, "--format", "json"))[0]["n"] == len(attempts)
     assert f"{len(attempts)}" in asked("sql", query)
-    assert asked("sql", query, "-f", "csv").startswith("n,last\n")
+    assert asked("sql", query, "-f", "csv").startswith('"n","last"\n')
     asked("sql", query, "-f", "parquet", "-o", "answer.parquet")
     assert parquet.read_table("answer.parquet")["n"].to_pylist() == [len(attempts)]
     listed = {one["name"]: one for one in json.loads(asked("tables", "--json"))}

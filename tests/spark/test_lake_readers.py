@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import subprocess
 import sys
@@ -169,20 +170,25 @@ def test_a_bucket_that_is_not_there_is_one_sentence() -> None:
 
 
 def test_every_result_can_be_written(tmp_path: Path) -> None:
-    lake, file = Lake(tmp_path), tmp_path / "result"
+    lake = Lake(tmp_path)
     add(lake, 1)
     columns = "'\\x00\\xff'::blob AS bytes, [1, 2] AS list, NULL AS none, 1 AS one, 2 AS one, 3 AS \"ONE\""
     at = "TIMESTAMPTZ '2026-03-01 01:02:03.5Z' AS at"
     rows = sql(lake, f"SELECT {columns}, {at}, worker FROM {TABLE} ORDER BY worker DESC")  # noqa: S608
     names = ["bytes", "list", "none", "one", "one_1", "ONE_2", "at", "worker"]
-    write_result(rows, "csv", file)
-    first, second, *_ = file.read_text().splitlines()
-    assert (first, second) == (",".join(names), r'\x00\xFF,"[1, 2]",,1,2,3,2026-03-01 01:02:03.5+00,w2')
-    write_result(rows, "json", file)
+
+    def written(kind: str) -> io.BytesIO:
+        write_result(rows, kind, sink := io.BytesIO())
+        return io.BytesIO(sink.getvalue())
+
+    first, second, *_ = written("csv").read().decode().splitlines()
+    assert (first, second) == (
+        ",".join(f'"{name}"' for name in names),
+        r'\x00\xFF,"[1, 2]",,1,2,3,2026-03-01 01:02:03.5+00,w2',
+    )
     values = ["AP8=", [1, 2], None, 1, 2, 3, "2026-03-01T01:02:03.500000Z", "w2"]
-    assert json.loads(file.read_text())[0] == dict(zip(names, values, strict=True))
-    write_result(rows, "parquet", file)
-    assert parquet.read_table(file).column_names == names
+    assert json.load(written("json"))[0] == dict(zip(names, values, strict=True))
+    assert parquet.read_table(written("parquet")).column_names == names
     with pytest.raises(InvalidRequest, match="there is no query"):
         sql(lake, " -- nothing")
 

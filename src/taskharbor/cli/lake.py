@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 import msgspec
@@ -64,14 +62,8 @@ def sql(settings: Invocation, place: str, query: str, kind: str, output: Path | 
 
     found = ask(opened, query)
     if settings.json or kind != "table" or output is not None:
-        kind = "json" if settings.json or kind == "table" else kind
-        if output is not None:
-            write_result(found, kind, output)
-            return
-        with TemporaryDirectory() as folder:
-            write_result(found, kind, file := Path(folder) / "result")
-            with file.open("rb") as source, click.open_file("-", "wb") as sink:
-                shutil.copyfileobj(source, sink)
+        with click.open_file("-" if output is None else str(output), "wb") as sink:
+            write_result(found, "json" if settings.json or kind == "table" else kind, sink)
         return
 
     def column(number: int, name: str) -> Column:

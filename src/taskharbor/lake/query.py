@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.fs as pafs
+import pyarrow.parquet
 from deltalake.fs import DeltaStorageHandler
 
 from taskharbor.errors import InvalidRequest, MissingExtra
@@ -94,15 +95,12 @@ def _duckdb() -> Any:
 
 
 def _dataset(table: Table, scans: list[threading.Event]) -> Any:
-    """The rows of a table. Of an object store, also the event that no thread of Arrow reads them any more."""
+    """The rows of a table; and the event that no thread of Arrow reads them any more."""
     assert table.delta is not None
-    files = table.place.filesystem(table.name)
-    if not table.place.is_folder:
-        handler = _Files(table.place.uri(table.name), table.place.options)
-        scans.append(threading.Event())
-        weakref.finalize(handler, scans[-1].set)
-        files = pafs.PyFileSystem(handler)
-    return table.delta.to_pyarrow_dataset(filesystem=files)
+    handler = _Files(table.place.uri(table.name), table.place.options)
+    scans.append(threading.Event())
+    weakref.finalize(handler, scans[-1].set)
+    return table.delta.to_pyarrow_dataset(filesystem=pafs.PyFileSystem(handler))
 
 
 class _Files(DeltaStorageHandler):
@@ -123,11 +121,14 @@ class _File:
         return getattr(self._file, name)
 
 
-def write_result(rows: pa.Table, kind: str, file: Path) -> None:
+def write_result(rows: pa.Table, kind: str, sink: IO[bytes]) -> None:
     """Write rows as `csv`, `parquet` or `json`, a list of objects. Bytes are Base64 in JSON, and in CSV as DuckDB writes them."""
-    if kind == "json":
-        file.write_bytes(msgspec.json.encode(rows.to_pylist()) + b"\n")
-    else:
+    if kind == "csv":
         with _duckdb() as connection:
-            found = connection.from_arrow(rows)
-            (found.write_csv if kind == "csv" else found.write_parquet)(str(file))
+            # Arrow's CSV knows neither bytes nor lists.
+            rows = connection.from_arrow(rows).select("COLUMNS(*)::VARCHAR").to_arrow_table()
+        pyarrow.csv.write_csv(rows, sink, pyarrow.csv.WriteOptions(quoting_style="needed"))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(rows, sink)
+    else:
+        sink.write(msgspec.json.encode(rows.to_pylist()) + b"\n")

@@ -117,11 +117,6 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     busiest_minute_us: Micros | None = None
     busiest_minute_completions: int = 0
 
-    @property
-    def about(self) -> str:
-        """Said before percentiles: of more values a sketch keeps a choice."""
-        return "about " if self.executions > 200 else ""
-
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """Events per bucket. `failures` are jobs that died."""

@@ -96,10 +96,9 @@ def waiting(data: ReportData) -> Section:
     """Percentiles of the waiting time."""
     series = [Series(name, name, getattr(data.wait, name)) for name in ("p50", "p95", "p99")]
     series = [one for one in series if any(value is not None for value in one.values)]
-    about = data.totals.about
     lede = (
-        f"From the time a job may run until it is taken: half within {about}{duration(data.totals.wait_p50_us)}, "
-        f"95% within {about}{duration(data.totals.wait_p95_us)}, 99% within {about}{duration(data.totals.wait_p99_us)}. "
+        f"From the time a job may run until it is taken: half within about {duration(data.totals.wait_p50_us)}, "
+        f"95% within about {duration(data.totals.wait_p95_us)}, 99% within about {duration(data.totals.wait_p99_us)}. "
         "Percentiles of up to 100 values are interpolated; of more they are recorded values. Of more than 200 they are estimates:"
         " as a rule, what is called 99% is between 97.7% and 100%."
     )
@@ -126,7 +125,7 @@ def run_time(data: ReportData) -> Section:
     slowest = max(data.run_times, key=lambda one: one.run_p95_us)
     lede = (
         "Median, 95th and 99th percentile of the time a lease was held, by type. "
-        f"The slowest is {slowest.type}: one in twenty took {data.totals.about}{duration(slowest.run_p95_us)} or more."
+        f"The slowest is {slowest.type}: one in twenty took about {duration(slowest.run_p95_us)} or more."
     )
     return Section("Run time", lede, [Figure([partial(charts.range_chart, times=data.run_times)])])
 

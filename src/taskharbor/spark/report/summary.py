@@ -60,8 +60,8 @@ def _numbers(data: ReportData) -> RenderableType:
     grid.add_row("jobs", jobs)
     grid.add_row("executions", f"{count(totals.executions)}: {tries}")
     waits = (totals.wait_p50_us, totals.wait_p95_us, totals.wait_p99_us)
-    grid.add_row("wait", "{}p50 {}, p95 {}, p99 {}".format(totals.about, *map(duration, waits)))
-    grid.add_row("run", f"{totals.about}p50 {duration(totals.run_p50_us)}, p95 {duration(totals.run_p95_us)}")
+    grid.add_row("wait", "about p50 {}, p95 {}, p99 {}".format(*map(duration, waits)))
+    grid.add_row("run", f"about p50 {duration(totals.run_p50_us)}, p95 {duration(totals.run_p95_us)}")
     if data.waiting:
         grid.add_row("waiting", data.waiting_text)
     if data.quarantined:
