@@ -4,6 +4,7 @@ a log that looks like production, to try the pipeline on and to prove the audit 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -20,7 +21,8 @@ import msgspec
 
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
-from taskharbor.cli.errors import FAILED, QUARANTINED
+from taskharbor.cli.errors import FAILED, QUARANTINED, TERMINATED, CommandFailed
+from taskharbor.cli.errors import report as report_error
 from taskharbor.cli.options import Invocation, option
 from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.drivers.urls import shown_url
@@ -253,8 +255,19 @@ def _session(
         spark = local_session("taskharbor pipeline", master=master, settings=fitting, archive=True)
         from taskharbor.spark.failures import plain_failures
 
-        with plain_failures():
-            yield spark, lake, show
+        def end(*_: object) -> None:
+            code = report_error(CommandFailed("interrupted", code=TERMINATED, kind="aborted"), settings)
+            # Java and Py4J would each tell at length of the calls and tasks that are cut off.
+            if java := spark.sparkContext._gateway.proc:
+                java.kill()
+            os._exit(code)
+
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            with plain_failures():
+                yield spark, lake, show
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _require_store(settings: Invocation) -> None:
@@ -297,11 +310,14 @@ def _has_few_rows(checked: Any) -> bool:
 @option("--rows", opt.COUNT, "How many attempts.", 100_000)
 @option("--days", opt.COUNT, "Over how many days.", 7)
 @option("--seed", int, "The same seed makes the same rows.", 0)
-@option("--violations", click.IntRange(min=0), "Break the guarantees this often.", 0)
+@option("--violations", click.IntRange(min=0), "Break the guarantees about this often.", 0)
 @option("--lake", "PLACE", "Run it through this lake.")
 @option("--parquet", opt.FOLDER, "Write it below this folder: attempts, queues, planted.")
 def history(settings: Invocation, /, lake: str | None, parquet: Path | None, **wanted: int) -> None:
-    """Make up a realistic history in a lake, in files, or in the store of --url; clean or with planted violations."""
+    """Make up a history: --lake, --parquet or --url.
+
+    It looks like production. It is clean, or violations are planted in it.
+    """
     places = [str(one) for one in (lake, parquet, settings.given_url) if one is not None]
     if len(places) != 1:
         raise click.UsageError("say where it goes: either --lake DIR, --parquet DIR or --url URL")
@@ -322,14 +338,22 @@ def history(settings: Invocation, /, lake: str | None, parquet: Path | None, **w
             "made-up histories are part of the testkit: pip install 'taskharbor-testkit[histories]'"
         ) from missing
 
-    began, count, rows, seed = time.monotonic(), 0, wanted["rows"], wanted["seed"]
+    began, count, apart, rows, seed = time.monotonic(), 0, 0, wanted["rows"], wanted["seed"]
     if is_store:
         rows = asyncio.run(fill_store(settings.url, rows=rows, days=wanted["days"], seed=seed))
     elif lake is not None:
-        count = fill_lake(local_session("taskharbor history"), lake, **wanted)
+        rows, apart, count = fill_lake(local_session("taskharbor history"), lake, **wanted)
     elif parquet is not None:
-        count = write_parquet(local_session("taskharbor history"), parquet, **wanted)
+        rows, count = write_parquet(local_session("taskharbor history"), parquet, **wanted)
     place, seconds = shown_url(places[0]), time.monotonic() - began
-    document = {"rows": rows, "planted": count, "seed": seed, "seconds": seconds, "path": place}
+    document = {
+        "rows": rows,
+        "planted": count,
+        "quarantined": apart,
+        "seed": seed,
+        "seconds": seconds,
+        "path": place,
+    }
     text = f"{rows:,} attempts, {count:,} violations planted, in {place} ({seconds:.1f} s)"
+    text += f"; {apart:,} of the attempts are in quarantine" if apart else ""
     out.answer(settings, out.rounded(document), text)
