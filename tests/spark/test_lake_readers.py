@@ -23,8 +23,9 @@ from deltalake.fs import DeltaStorageHandler
 from pyspark.sql import SparkSession
 
 from taskharbor.errors import InvalidRequest
+from taskharbor.lake import files
 from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable
-from taskharbor.lake.files import File, write_table
+from taskharbor.lake.files import File, write_files, write_table
 from taskharbor.lake.query import sql, write_result
 from taskharbor.lake.tables import TABLES
 from taskharbor.lake.upkeep import compact, vacuum
@@ -253,3 +254,31 @@ def test_instants_are_microseconds_in_every_file(tmp_path: Path) -> None:
             "timeUnit=microseconds" in logical and "isAdjustedToUTC=true" in logical for _, logical in found
         )
         assert bool(found) == any(pa.types.is_timestamp(one.type) for one in schema)
+
+
+def test_a_task_holds_no_more_the_more_rows_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow counts what it has given out: what is held for the files, the batch that has just come, and nothing before that."""
+    monkeypatch.setattr(files, "_HELD_BYTES", 2**20)
+    monkeypatch.setattr(files, "_GROUP_ROWS", 1_000)
+    place, held, size = Lake(tmp_path).place, [], 0
+    before = pa.total_allocated_bytes()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal size
+        for n in range(200):
+            held.append(pa.total_allocated_bytes() - before)
+            days = pa.array([n % 3, (n + 1) % 3] * 250, pa.int32()).cast(pa.date32())
+            workers = pa.array([f"{n} {row:0200}" for row in range(500)])
+            batch = pa.RecordBatch.from_pydict({"worker": workers, "date": days})
+            size += batch.nbytes
+            yield batch
+
+    (facts,) = write_files(batches(), place, TABLE)
+    assert size > 20 * 2**20
+    assert max(held) < 1.5 * 2**20, held
+    for path in facts["path"].to_pylist():
+        metadata = parquet.read_metadata(f"{place.uri(TABLE)}/{path}")
+        groups = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+        assert max(groups) <= 1_000 < sum(groups), groups

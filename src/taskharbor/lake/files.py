@@ -24,7 +24,7 @@ from taskharbor.lake.tables import TABLES, WHOLE, fitted
 # Rows of a row group at most.
 _GROUP_ROWS = 128 * 1024
 # A task writes what it holds for its files from this size on. So the row groups of many files are smaller.
-_HELD_BYTES = 64 * 2**20
+_HELD_BYTES = 32 * 2**20
 NO_DATE = "__HIVE_DEFAULT_PARTITION__"
 FACTS = pa.schema(
     {"path": pa.string(), "date": pa.date32(), "rows": pa.int64(), "size": pa.int64(), "stats": pa.string()}
@@ -50,15 +50,16 @@ def write_files(batches: Iterable[pa.RecordBatch], place: LakePlace, table: str)
     for rows in _gathered(batches, table):
         days = [None] if is_whole else pc.unique(rows["date"]).to_pylist()
         for day in days:
-            wanted = pa.array([day], pa.date32())
-            same = rows if len(days) == 1 else rows.filter(pc.is_in(rows["date"], wanted))
             if day not in opened:
                 folder = "" if is_whole else f"date={day.isoformat() if day else NO_DATE}"
                 if place.is_folder:
                     os.makedirs(os.path.join(place.uri(table), folder), exist_ok=True)
                 path = os.path.join(folder, f"part-{secrets.token_hex(10)}.zstd.parquet")
                 opened[day] = _Open(path, filesystem.open_output_stream(path), schema)
-            opened[day].write(same)
+            wanted = pa.array([day], pa.date32())
+            opened[day].write(rows if len(days) == 1 else rows.filter(pc.is_in(rows["date"], wanted)))
+        # Not kept while the next rows are gathered: a task would hold twice as much.
+        del rows
     found = [file.close(day)._asdict() for day, file in opened.items()]
     yield pa.RecordBatch.from_pylist(found, schema=FACTS)
 

@@ -13,8 +13,8 @@ from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.lake.delta import LibraryError
 from taskharbor.lake.storage import plain_failure
 
+# The last line of a traceback of Python, which a task sends, and the causes that an object store's library lists below it.
 _PYTHON = re.compile(r"^(?:\w+\.)*([A-Z]\w+): (.+(?:\n(?:.*\u21b3|<).*)*)$", re.MULTILINE)
-"""The last line of a traceback of Python, which a task sends, and the causes that an object store's library lists below it."""
 _CAUSES = {
     "a file is damaged": r"CANNOT_READ_FILE|FAILED_READ_FILE|not a Parquet file|Parquet magic bytes",
     "the disk is full": r"No space left on device|File too large",

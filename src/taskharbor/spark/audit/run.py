@@ -40,7 +40,7 @@ def audit(
     not looked for. `limits`: source, queue, max_inflight and observed_at; without them W is not checked. `as_logged`: the same
     rows before anybody dropped any as doubled.
     """
-    found = [check(name, attempts) for name in ("rows", "lives", "keys")]
+    found = [check(name, attempts) for name in ("rows", "lives", "keys", "ticks")]
     found.append(check("numbers", attempts if as_logged is None else as_logged))
     if limits is not None:
         found.append(check("limits", attempts, limits=limits))
