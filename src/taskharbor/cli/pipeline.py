@@ -258,7 +258,7 @@ def _session(
         def end(*_: object) -> None:
             code = report_error(CommandFailed("interrupted", code=TERMINATED, kind="aborted"), settings)
             # Java and Py4J would each tell at length of the calls and tasks that are cut off.
-            if java := spark.sparkContext._gateway.proc:
+            if java := getattr(spark.sparkContext._gateway, "proc", None):
                 java.kill()
             os._exit(code)
 

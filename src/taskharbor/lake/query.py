@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 import msgspec
@@ -52,7 +53,9 @@ def sql(lake: Lake, query: str) -> pa.Table:
     Raises InvalidRequest for a query that DuckDB refuses.
     """
     there = lake.tables()
-    scans: list[threading.Event] = []
+    scans: list[Any] = []
+    # It is in C: a thread that says so runs no line of Python any more, in which it could be when Python ends.
+    over: SimpleQueue[Any] = SimpleQueue()
     try:
         with _duckdb() as connection:
             for schema in {name.partition(".")[0] for name in TABLES}:
@@ -60,12 +63,13 @@ def sql(lake: Lake, query: str) -> pa.Table:
             for name, table in there.items():
                 # Through Arrow: DuckDB's own reader of Delta tables is a download.
                 registered = name.replace(".", "_")
-                connection.register(registered, _dataset(table, scans))
+                connection.register(registered, _dataset(table, scans, over))
                 connection.execute(f"CREATE VIEW {name} AS FROM {registered}")
             return _answer(connection, query, there)
     finally:
-        for over in scans:
-            over.wait(_LAST_READS)
+        with suppress(Empty):
+            for _ in scans:
+                over.get(timeout=_LAST_READS)
 
 
 def _answer(connection: Any, query: str, there: dict[str, Table]) -> pa.Table:
@@ -94,12 +98,11 @@ def _duckdb() -> Any:
     return connection
 
 
-def _dataset(table: Table, scans: list[threading.Event]) -> Any:
-    """The rows of a table; and the event that no thread of Arrow reads them any more."""
+def _dataset(table: Table, scans: list[Any], over: SimpleQueue[Any]) -> Any:
+    """The rows of a table. `over` gets an entry when no thread of Arrow reads them any more."""
     assert table.delta is not None
     handler = _Files(table.place.uri(table.name), table.place.options)
-    scans.append(threading.Event())
-    weakref.finalize(handler, scans[-1].set)
+    scans.append(weakref.ref(handler, over.put))
     return table.delta.to_pyarrow_dataset(filesystem=pafs.PyFileSystem(handler))
 
 
