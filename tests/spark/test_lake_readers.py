@@ -135,7 +135,7 @@ def test_a_query_is_over_when_it_has_answered(lake: Lake) -> None:
         ended = subprocess.run(
             [sys.executable, "-m", "taskharbor", *command], capture_output=True, check=False, timeout=60
         )
-        assert (ended.returncode, ended.stdout[:11], ended.stderr) == (0, b"executions\n", b"")
+        assert (ended.returncode, ended.stdout[:13], ended.stderr) == (0, b'"executions"\n', b"")
 
 
 METADATA = """Generic S3 error
@@ -185,7 +185,7 @@ def test_every_result_can_be_written(tmp_path: Path) -> None:
     first, second, *_ = written("csv").read().decode().splitlines()
     assert (first, second) == (
         ",".join(f'"{name}"' for name in names),
-        r'\x00\xFF,"[1, 2]",,1,2,3,2026-03-01 01:02:03.5+00,w2',
+        r'"\x00\xFF","[1, 2]",,1,2,3,2026-03-01 01:02:03.500000Z,"w2"',
     )
     values = ["AP8=", [1, 2], None, 1, 2, 3, "2026-03-01T01:02:03.500000Z", "w2"]
     assert json.load(written("json"))[0] == dict(zip(names, values, strict=True))

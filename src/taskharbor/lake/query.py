@@ -129,8 +129,11 @@ def write_result(rows: pa.Table, kind: str, sink: IO[bytes]) -> None:
     if kind == "csv":
         with _duckdb() as connection:
             # Arrow's CSV knows neither bytes nor lists.
-            rows = connection.from_arrow(rows).select("COLUMNS(*)::VARCHAR").to_arrow_table()
-        pyarrow.csv.write_csv(rows, sink, pyarrow.csv.WriteOptions(quoting_style="needed"))
+            texts = connection.from_arrow(rows).select("COLUMNS(*)::VARCHAR").to_arrow_table()
+        for place, one in enumerate(rows.schema):
+            if pa.types.is_nested(one.type) or pa.types.is_binary(one.type):
+                rows = rows.set_column(place, one.name, texts[place])
+        pyarrow.csv.write_csv(rows, sink)
     elif kind == "parquet":
         pyarrow.parquet.write_table(rows, sink)
     else:
