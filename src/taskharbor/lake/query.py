@@ -101,6 +101,9 @@ def _duckdb() -> Any:
 def _dataset(table: Table, scans: list[Any], over: SimpleQueue[Any]) -> Any:
     """The rows of a table. `over` gets an entry when no thread of Arrow reads them any more."""
     assert table.delta is not None
+    if table.place.is_folder:
+        # Arrow's own files call no Python.
+        return table.delta.to_pyarrow_dataset(filesystem=table.place.filesystem(table.name))
     handler = _Files(table.place.uri(table.name), table.place.options)
     scans.append(weakref.ref(handler, over.put))
     return table.delta.to_pyarrow_dataset(filesystem=pafs.PyFileSystem(handler))
