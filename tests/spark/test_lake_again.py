@@ -259,6 +259,15 @@ def test_runs_at_intervals_ride_out_an_outage_and_end_at_a_signal(redis_url: str
     assert lake.table("silver.attempts").rows == 12
 
 
+def test_a_run_that_gets_sigterm_says_that_it_was_interrupted(url: str, tmp_path: Path) -> None:
+    add(url, 1)
+    words = ["terminate", "pipeline", "run", "--url", url, "--lake", str(tmp_path / "lake")]
+    command = [sys.executable, str(Path(__file__).with_name("programs.py")), *words]
+    ended = subprocess.run(command, capture_output=True, check=False, text=True, timeout=120)
+    assert (ended.returncode, "error: interrupted\n" in ended.stderr) == (143, True), ended.stderr
+    assert [line for line in ended.stderr.splitlines() if "ERROR" in line or line.startswith("\tat ")] == []
+
+
 # -- failures of the surroundings ---------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from taskharbor.errors import InvalidRequest, TaskHarborError
 from taskharbor.lake.files import File
-from taskharbor.lake.storage import parse_place
+from taskharbor.lake.storage import parse_place, plain_failure
 from taskharbor.lake.tables import BRONZE, TABLES, WHOLE
 
 # The id of our application transactions, and our place in a commit's metadata.
@@ -83,7 +83,9 @@ class Table:
         except TableNotFoundError:
             pass
         except (DeltaError, OSError) as error:
-            raise LakeUnreadable(f"the table {name} of {self.lake} cannot be read: {error}") from error
+            raise LakeUnreadable(
+                f"the table {name} of {self.lake} cannot be read: {plain_failure(error)}"
+            ) from error
 
     @property
     def run(self) -> int:
