@@ -197,8 +197,10 @@ class LogStream(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The place of the last row that was ever written; 0: none."""
     trimmed: int | None
     """The highest place of a row that retention removed; 0: none; None: the store does not know."""
-    is_dense: bool
+    is_dense: bool = False
     """True if places follow one another without a gap, from 1 on."""
+    # True if places come from a clock. Then a store that lost its last rows gives none of their places to others.
+    is_timed: bool = False
 
 
 class LogState(msgspec.Struct, frozen=True):
