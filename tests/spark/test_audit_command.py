@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark.histories import live, row
+from spark.histories import START, live, queues_frame, row
 from taskharbor.cli.root import root
 from taskharbor.jobs import JobState
+from taskharbor.lake.delta import LakeUnreadable
+from taskharbor.lake.upkeep import compact
 from taskharbor.spark.audit.checks import STORE_KINDS
-from taskharbor.spark.lake import Lake, run_pipeline
+from taskharbor.spark.lake import Lake, reprocess, run_pipeline
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
 
 pytestmark = pytest.mark.timeout(600)
@@ -92,7 +95,8 @@ def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A lake of two runs."""
     folder = tmp_path_factory.mktemp("whole") / "lake"
     for rows in ([row(1)], [row(1), row(2)]):
-        run_pipeline(spark, Lake(folder), spark.createDataFrame(rows, ATTEMPT_COLUMNS), name="made")
+        log = spark.createDataFrame(rows, ATTEMPT_COLUMNS)
+        run_pipeline(spark, Lake(folder), log, name="made", queues=queues_frame(spark))
     return folder
 
 
@@ -110,3 +114,55 @@ def test_audit_and_report_refuse_a_lake_that_lacks_something(
         assert "are missing" in said or "without run 2" in said
         assert "Traceback" not in said
         assert "violation" not in said
+
+
+@pytest.mark.parametrize("change", ["restore 0", "delete"])
+@pytest.mark.parametrize("table", ["silver.lifecycles", "gold.hours", "bronze.queues"])
+def test_a_table_that_another_program_changed_is_refused(
+    whole: Path, tmp_path: Path, change: str, table: str
+) -> None:
+    """By the audit, the report and the next run, which would hide it. One that keeps the rows is let through."""
+    place = tmp_path / "lake"
+    shutil.copytree(whole, place)
+    lake = Lake(place)
+
+    def by_hand() -> DeltaTable:
+        return DeltaTable(lake.place.uri(table))
+
+    by_hand().optimize.compact()
+    by_hand().vacuum(dry_run=False)
+    lake.snapshot()
+    if change == "delete":
+        by_hand().delete()
+    else:
+        by_hand().restore(0)
+    for command in ("audit", "report"):
+        answer = CliRunner().invoke(root, ["pipeline", command, "--lake", str(place)])
+        said = " ".join(answer.output.split())
+        assert (answer.exit_code, f"{table} of {place} was changed by another program" in said) == (1, True)
+    # An upkeep of another program hides nothing, and neither does a commit of ours.
+    by_hand().optimize.compact()
+    for act in (compact, lambda lake: lake.table(table).commit(3, ())):
+        with pytest.raises(LakeUnreadable, match=change.split()[0].upper()):
+            act(lake)
+    with pytest.raises(LakeUnreadable, match="another program"):
+        lake.snapshot()
+
+
+@pytest.mark.parametrize("loses", ["a commit", "the table"])
+def test_a_run_refuses_a_bronze_that_went_back(
+    spark: SparkSession, whole: Path, tmp_path: Path, loses: str
+) -> None:
+    place = tmp_path / "lake"
+    shutil.copytree(whole, place)
+    bronze = place / "bronze" / "attempts"
+    if loses == "a commit":
+        max((bronze / "_delta_log").glob("*.json")).unlink()
+    else:
+        shutil.rmtree(bronze)
+    log = spark.createDataFrame([row(1), row(2), row(3)], ATTEMPT_COLUMNS)
+    later = r"bronze\.attempts of .* has run [01], .*gold\.hours \(2\).*: restore them"
+    with pytest.raises(LakeUnreadable, match=later):
+        run_pipeline(spark, Lake(place), log, name="made")
+    with pytest.raises(LakeUnreadable, match=later):
+        reprocess(spark, Lake(place), START.date(), START.date())

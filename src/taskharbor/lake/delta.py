@@ -29,6 +29,8 @@ from taskharbor.lake.tables import BRONZE, TABLES, WHOLE
 
 # The id of our application transactions, and our place in a commit's metadata.
 _APP = _KEY = "taskharbor"
+# Commits of other engines that leave the rows as they are.
+_KEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 # What deltalake raises.
 LibraryError = DeltaError
 
@@ -90,12 +92,17 @@ class Table:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The record of the run in its last commit."""
+        """The record of the run in its last commit. Raises LakeUnreadable if others have changed the rows since."""
         # The newest commit, unless another engine has kept the table in order since.
         for limit in (1, None):
             for commit in [] if self.delta is None else self.delta.history(limit):
                 if _KEY in commit:
                     return dict(commit[_KEY])
+                if (operation := commit.get("operation")) not in _KEEPING:
+                    raise LakeUnreadable(
+                        f"{self.name} of {self.lake} was changed by another program ({operation}): put back the table's folder from "
+                        "before that, or make a new lake"
+                    )
         return {}
 
     def files(self, dates: Collection[date | None] | None = None) -> list[File]:
@@ -132,7 +139,7 @@ class Table:
         there = {one.path: one.size for one in listed}
         if gone := [file.path for file in self.files() if there.get(file.path) != file.size]:
             raise LakeUnreadable(
-                f"{len(gone)} files of {self.name} in {self.lake} are missing or damaged, such as {gone[0]}: restore them, or "
+                f"files of {self.name} in {self.lake} are missing or damaged ({len(gone)}), such as {gone[0]}: restore them, or "
                 "make a new lake"
             )
 
@@ -140,6 +147,8 @@ class Table:
         self, run: int, added: Sequence[File], removed: Sequence[File] = (), record: object = None
     ) -> None:
         """Add and remove files as one, for this run. Raises LakeChanged unless the table is as it was when it was opened."""
+        # No commit of ours may hide one of another program.
+        _ = self.record
         if self.run >= run:
             raise LakeChanged(self._changed)
         now = time.time_ns() // 1_000_000
@@ -214,8 +223,16 @@ class Lake:
         return found
 
     def record(self) -> RunRecord:
-        """Return the record of the newest run."""
-        return record_of(self.table(BRONZE))
+        """Return the record of the newest run. Raises LakeUnreadable if bronze went back behind a table that is made of it."""
+        # Bronze is the first to have a run, so it is opened last.
+        tables = {name: self.table(name) for name in reversed(TABLES)}
+        bronze = tables[BRONZE]
+        if ahead := ", ".join(f"{name} ({one.run})" for name, one in tables.items() if one.run > bronze.run):
+            raise LakeUnreadable(
+                f"{BRONZE} of {self} has run {bronze.run}, and these tables have a later one: {ahead}. Commits of {BRONZE} are "
+                "missing: restore them, or make a new lake"
+            )
+        return record_of(bronze)
 
     def snapshot(self) -> Snapshot:
         """Open all tables of one run, and check that nothing of them is missing.
@@ -231,9 +248,11 @@ class Lake:
                 f"the lake {self} has tables without run {newest}, with the run that they have: {late}. A run is going on, or "
                 "one was ended, or commits are missing. `taskharbor pipeline run` finishes a run; it cannot restore a commit"
             )
+        records = {name: record_of(table) for name, table in tables.items()}
         for table in tables.values():
             table.check_files()
-        record, rows = record_of(tables[BRONZE]), {name: table.rows for name, table in tables.items()}
+        rows = {name: table.rows for name, table in tables.items()}
+        record = records[BRONZE]
         given, bronze = sum(record.totals.values()), rows[BRONZE]
         silver, apart = rows["silver.attempts"], rows["quarantine.attempts"]
         if not given == bronze == silver + apart:
@@ -253,12 +272,12 @@ class Snapshot(NamedTuple):
     record: RunRecord
 
 
-def record_of(bronze: Table) -> RunRecord:
-    """The record of bronze's last run."""
-    found = bronze.record
-    if bronze.run and not found:
+def record_of(table: Table) -> RunRecord:
+    """The record of the table's last run. Only that of bronze has more than the number."""
+    found = table.record
+    if table.run and not found:
         raise LakeUnreadable(
-            f"no commit of {bronze.name} in {bronze.lake} says how far the log was read: its commits were removed, or made by "
-            "another program"
+            f"no commit of {table.name} in {table.lake} has the record of a run: its commits were removed, or made by another "
+            "program"
         )
     return msgspec.convert(found, RunRecord)
