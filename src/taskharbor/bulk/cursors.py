@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 import msgspec
 
@@ -20,7 +19,7 @@ class StoreReplaced(TaskHarborError):
 
 
 # What helps a reader that cannot go on.
-ANEW: Final = "begin anew: a stream with a fresh checkpoint, the pipeline with a new lake"
+ANEW = "begin anew: a stream with a fresh checkpoint, the pipeline with a new lake"
 
 
 class LogCursor(msgspec.Struct, array_like=True, frozen=True):
@@ -64,12 +63,11 @@ def parse(text: str, log: LogState) -> LogCursor:
         raise StoreReplaced(
             f"the cursor belongs to another store, or to this one before it lost all its data: {ANEW}"
         )
-    ends = {one.name: one.last for one in log.streams if not one.is_timed}
-    for name, place in cursor.places.items():
-        if place > (last := ends.get(name, place)):
+    for one in log.streams:
+        if not one.is_timed and (place := cursor.places.get(one.name, 0)) > one.last:
             raise StoreReplaced(
-                f"the attempt log ends at {last}, and this reader has read up to {place}: the store was put back to an earlier time "
-                f"or is another one. To read what came since, {ANEW}"
+                f"the attempt log ends at {one.last}, and this reader has read up to {place}: the store was put back to an "
+                f"earlier time or is another one. To read what came since, {ANEW}"
             )
     return cursor
 

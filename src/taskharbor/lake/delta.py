@@ -93,17 +93,17 @@ class Table:
     @property
     def record(self) -> dict[str, Any]:
         """The record of the run in its last commit. Raises LakeUnreadable if others have changed the rows since."""
+        if self.delta is None:
+            return {}
         # The newest commit, unless another engine has kept the table in order since.
-        for limit in (1, None):
-            for commit in [] if self.delta is None else self.delta.history(limit):
-                if _KEY in commit:
-                    return dict(commit[_KEY])
-                if (operation := commit.get("operation")) not in _KEEPING:
-                    raise LakeUnreadable(
-                        f"{self.name} of {self.lake} was changed by another program ({operation}): put back the table's folder from "
-                        "before that, or make a new lake"
-                    )
-        return {}
+        for commit in (one for limit in (1, None) for one in self.delta.history(limit)):
+            if _KEY in commit:
+                return dict(commit[_KEY])
+            if commit.get("operation") not in _KEEPING:
+                break
+        raise LakeUnreadable(
+            f"{self.name} of {self.lake} was changed by another program, or lost commits: restore its folder, or make a new lake"
+        )
 
     def files(self, dates: Collection[date | None] | None = None) -> list[File]:
         """Return the table's files, only of these dates if some are given."""
@@ -229,10 +229,9 @@ class Lake:
         bronze = tables[BRONZE]
         if ahead := ", ".join(f"{name} ({one.run})" for name, one in tables.items() if one.run > bronze.run):
             raise LakeUnreadable(
-                f"{BRONZE} of {self} has run {bronze.run}, and these tables have a later one: {ahead}. Commits of {BRONZE} are "
-                "missing: restore them, or make a new lake"
+                f"{BRONZE} of {self} has run {bronze.run}, others a later one: {ahead}. Restore its commits, or make a new lake"
             )
-        return record_of(bronze)
+        return msgspec.convert(bronze.record, RunRecord)
 
     def snapshot(self) -> Snapshot:
         """Open all tables of one run, and check that nothing of them is missing.
@@ -248,11 +247,11 @@ class Lake:
                 f"the lake {self} has tables without run {newest}, with the run that they have: {late}. A run is going on, or "
                 "one was ended, or commits are missing. `taskharbor pipeline run` finishes a run; it cannot restore a commit"
             )
-        records = {name: record_of(table) for name, table in tables.items()}
+        # Bronze is the first.
+        record, *_ = [msgspec.convert(one.record, RunRecord) for one in tables.values()]
         for table in tables.values():
             table.check_files()
         rows = {name: table.rows for name, table in tables.items()}
-        record = records[BRONZE]
         given, bronze = sum(record.totals.values()), rows[BRONZE]
         silver, apart = rows["silver.attempts"], rows["quarantine.attempts"]
         if not given == bronze == silver + apart:
@@ -270,14 +269,3 @@ class Snapshot(NamedTuple):
     run: int
     tables: dict[str, Table]
     record: RunRecord
-
-
-def record_of(table: Table) -> RunRecord:
-    """The record of the table's last run. Only that of bronze has more than the number."""
-    found = table.record
-    if table.run and not found:
-        raise LakeUnreadable(
-            f"no commit of {table.name} in {table.lake} has the record of a run: its commits were removed, or made by another "
-            "program"
-        )
-    return msgspec.convert(found, RunRecord)

@@ -215,8 +215,8 @@ class PostgresBulkStore(BulkStore):
         is_resumed, where = place.seq > 0, self._reader.options.place
         if is_resumed and (not has_begun or last_number < place.seq):
             raise StoreReplaced(
-                f"{where}: the cursor {place} is of a row that this store has not written yet: it was put back to an earlier time "
-                f"or is another one. To read what came since, {ANEW}"
+                f"{where}: the cursor {place} is of a row that this store has not written yet: it was put back to an earlier "
+                f"time or is another one. To read what came since, {ANEW}"
             )
         is_lost = not is_there and not is_mark and last_number > place.seq and seq != place.seq + 1
         if is_resumed and (is_passed or is_lost):
