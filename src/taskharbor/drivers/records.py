@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
-from taskharbor.errors import InvalidRequest
+from taskharbor.errors import InvalidRequest, TaskHarborError
 from taskharbor.jobs import (
     SECOND,
     Attempt,
@@ -272,7 +272,11 @@ class Greeting(msgspec.Struct, kw_only=True):
 def numbered_attempt(row: Sequence[Any]) -> Attempt:
     """Make a row of the log from columns in the order of its fields, with numbers for outcome and state."""
     fields = dict(zip(Attempt.__struct_fields__, row, strict=False))
-    fields |= {"outcome": OUTCOMES[fields["outcome"]], "state": STATES[fields["state"]]}
+    try:
+        fields |= {"outcome": OUTCOMES[fields["outcome"]], "state": STATES[fields["state"]]}
+    except IndexError:
+        said = "row {seq} of the attempt log, of queue {queue}, has outcome {outcome} and state {state}: not both are known"
+        raise TaskHarborError(said.format_map(fields)) from None
     return Attempt(**fields)
 
 
