@@ -16,7 +16,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, objectstore, postgres, postgres_server, redis, redis_server, size, sqlite
+from benchmarks import (
+    memory,
+    objectstore,
+    postgres,
+    postgres_server,
+    redis,
+    redis_server,
+    schedules,
+    size,
+    sqlite,
+)
 from benchmarks.measure import Figure, Series
 from benchmarks.peers.installed import DEFAULT_CACHE
 from benchmarks.peers.postgres_track import PostgresTrack
@@ -48,6 +58,7 @@ SUITES: dict[str, Callable[[bool], list[Callable[[], Figure]]]] = {
     "redis": redis.figures,
     "http": _http,
     "objectstore": objectstore.figures,
+    "schedules": schedules.figures,
     "spark": _spark,
 }
 CODE = ("size", "walk")

@@ -49,6 +49,22 @@ STAGES = (
         counts="TASKHARBOR_SEEDS",
     ),
     Stage(
+        "schedules over a day of virtual time",
+        "seeds",
+        ("tests/schedules/test_simulated.py", "-k", "test_no_tick"),
+        count=10_000,
+        seeds=("TASKHARBOR_SCHEDULE_FIRST_SEED",),
+        counts="TASKHARBOR_SCHEDULE_SEEDS",
+    ),
+    Stage(
+        "workers killed while they make the jobs of schedules, on three drivers",
+        "kills each",
+        ("tests/schedules/test_kills.py",),
+        count=334,
+        seeds=("TASKHARBOR_SCHEDULE_KILL_SEED",),
+        counts="TASKHARBOR_SCHEDULE_KILLS",
+    ),
+    Stage(
         "state machine against the model, on every driver",
         "histories each",
         ("tests/conformance", "-k", "test_state_machine", "-m", "not installed"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedules.expected import RULES, instants
 from taskharbor import InvalidRequest
 from taskharbor.jobs import SECOND, Micros, to_datetime, to_micros
 from taskharbor.schedules.times import Times, times_of
@@ -132,6 +135,7 @@ INSTANTS = st.integers(
 )
 
 
+@lru_cache
 def near_a_change(zone: str) -> list[Micros]:
     """The hours around each change of the clock in twenty years."""
     tz, found = ZoneInfo(zone), list[Micros]()
@@ -163,6 +167,46 @@ def test_both_rules_hold_in_every_zone(zone: str) -> None:
     for start in near_a_change(zone)[::3]:
         for expression in FIXED[:2] + WILD[:2]:
             agree(expression, zone, start)
+
+
+def changes(zones: Iterable[str]) -> list[tuple[str, datetime]]:
+    """Zones and days of twenty years: one for each way in which a clock is changed somewhere."""
+    found: dict[tuple[timedelta | None, ...], tuple[str, datetime]] = {}
+    for zone in zones:
+        tz = ZoneInfo(zone)
+        for day in sorted({to_datetime(one).date() for one in near_a_change(zone)[::4]}):
+            midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
+            quarters = (midnight + timedelta(minutes=15 * n) for n in range(-192, 384))
+            found.setdefault(tuple(at.astimezone(tz).utcoffset() for at in quarters), (zone, midnight))
+    return list(found.values())
+
+
+def agree_with_brute_force(zone: str, midnight: datetime) -> None:
+    """No instant is left out and none is added, in both directions, in the three days around a change."""
+    low, high = (to_micros(midnight + timedelta(days=days)) for days in (-1, 2))
+    for rule in RULES:
+        if not rule.cron:
+            continue
+        times, expected = cron(rule.cron, zone=zone), instants(rule, zone, midnight)
+        expected = [one for one in expected if low <= one < high]
+        following = times.following(expected[-1]) if expected else None
+        assert forwards(times, low - 1, len(expected)) == expected, (zone, midnight, rule.cron)
+        assert backwards(times, high - 1, len(expected)) == expected, (zone, midnight, rule.cron)
+        assert following is None or following >= high
+
+
+@pytest.mark.parametrize("zone", SAMPLE)
+def test_the_instants_around_a_change_are_those_of_brute_force(zone: str) -> None:
+    for _, midnight in changes([zone])[-2:]:
+        agree_with_brute_force(zone, midnight)
+
+
+@pytest.mark.slow
+def test_the_instants_around_any_change_in_twenty_years_are_those_of_brute_force() -> None:
+    found = changes(ZONES)
+    assert len(found) > 100
+    for zone, midnight in found:
+        agree_with_brute_force(zone, midnight)
 
 
 def test_an_interval_is_counted_from_the_epoch() -> None:

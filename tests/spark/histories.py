@@ -18,7 +18,9 @@ from taskharbor.bulk.tables import ATTEMPTS, attempts_batch, jobs_batch
 from taskharbor.drivers import contract
 from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
 from taskharbor.drivers.registry import connect
-from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState, Micros, UpdateFlags
+from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState, Micros, UpdateFlags, to_datetime
+from taskharbor.requests import new_id
+from taskharbor.schedules.tick_ids import tick_id
 from taskharbor.spark.lake import Objective
 from taskharbor.spark.lake.frames import QUEUE_COLUMNS
 from taskharbor_testkit.histories.generation import _attempts
@@ -68,6 +70,10 @@ def history(seed: int) -> list[Row]:
     plan = make_plan(ROWS, seed, days=2)
     batches = _attempts(plan, [pa.record_batch({"unit": pa.array(range(plan.units()))})])
     rows = sorted((one for batch in batches for one in batch.to_pylist()), key=itemgetter("ended_at"))
+    # Every seventh job is that of a tick.
+    ids = sorted({one["job_id"] for one in rows})[::7]
+    for one in (one for one in rows if one["job_id"] in ids):
+        one["job_id"] = tick_id("tick", "nightly", one["job_id"][-12:], one["created_at"])
     # A message for each type of error, so that plain Python can count its fingerprints.
     for seq, one in enumerate(rows, 1):
         one |= {"seq": seq, "error_message": one["error_type"] and f"{one['error_type']} {seq}"}
@@ -123,6 +129,7 @@ class Life:
         pick = self.chance.choice
         records = [
             make_record(
+                pick((None, None, None, tick_id("tick", "nightly", new_id()[-12:], to_datetime(self.now)))),
                 now=self.now,
                 queue=pick(QUEUES[:2]),
                 priority=pick((0, 0, 5)),

@@ -84,6 +84,11 @@ CREATE VIEW gold_errors AS
 SELECT source, queue, type, error_type, count(*) AS count, min(ended_at) AS first_seen, max(ended_at) AS last_seen
 FROM silver_attempts WHERE error_type IS NOT NULL GROUP BY source, queue, type, error_type, error_message;
 
+CREATE VIEW gold_ticks AS
+SELECT source, job_id, split_part(job_id, ':', 1) AS made_by, split_part(job_id, ':', 2) AS schedule,
+    min(created_at) AS made, min(reserved_at) AS actual, arg_max(outcome, seq) AS outcome, max(seq) AS last_seq, created_at::DATE AS date
+FROM silver_attempts WHERE job_id LIKE 'tick:%' GROUP BY ALL;
+
 CREATE VIEW gold_objectives AS
 SELECT source, 'soon' AS objective, date_trunc('hour', ended_at) AS hour,
     count(*) AS total, count(*) FILTER (wait_us > 1000000) AS bad

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +31,10 @@ from spark.stores import compiling
 from taskharbor.bulk.tables import JOBS
 from taskharbor.cli.root import root
 from taskharbor.drivers.postgres.options import parse_url
-from taskharbor.jobs import JobState
+from taskharbor.jobs import JobState, to_micros
+from taskharbor.schedules import QUEUE, Schedule
+from taskharbor.schedules.specification import StoredSchedule
+from taskharbor.schedules.tick_ids import tick_id
 from taskharbor.spark.audit import Kind, audit, audit_store, summarise
 from taskharbor.spark.audit.checks import STORE_KINDS
 from taskharbor.spark.audit.stored import Stored
@@ -72,8 +76,9 @@ class Case(NamedTuple):
         for seq, text in enumerate(filter(None, log.split(", ")), first):
             lease, times, *words = text.split()
             job, fence = lease.split(":")
+            named = {"queue": QUEUE, "key": "s"} if job.startswith("own.") else {}
             start, _, end = times.rpartition("-")
-            values: Row = {"seq": seq, "job_id": job, "fence": int(fence), "run_at": 0}
+            values: Row = {"seq": seq, "job_id": full_id(job), "fence": int(fence), "run_at": 0, **named}
             values |= {"ended_at": float(end.strip("@"))}
             values |= {"reserved_at": float(start)} if start else NO_LEASE
             for word in words:
@@ -86,11 +91,25 @@ class Case(NamedTuple):
 
     def findings(self) -> Counter[tuple[Any, ...]]:
         """kind, job, other job, fence, other fence"""
-        found = re.findall(r"(\w+) (\w+):(\d+)(?:/(?:(\w+):)?(\d+))?", self.finds)
+        found = re.findall(r"(\w+) ([\w.]+):(\d+)(?:/(?:([\w.]+):)?(\d+))?", self.finds)
         return Counter(
-            (kind, job, other or None, int(fence), int(last) if last else None)
+            (kind, full_id(job), full_id(other) or None, int(fence), int(last) if last else None)
             for kind, job, fence, other, last in found
         )
+
+
+def full_id(name: str) -> str:
+    """`own.a` is the job of schedule `s` in generation a, and `tick.a.60` its job for 60 seconds after the start. The fraction
+    may be written out, as in `tick.a.60.000`."""
+    kind, _, rest = name.partition(".")
+    generation, _, time = rest.partition(".")
+    if kind == "own":
+        return f"019b0000-0000-7000-8000-{generation * 12}"
+    if kind == "tick":
+        seconds, _, fraction = time.partition(".")
+        made = tick_id("tick", "s", generation * 12, at(float(seconds)))
+        return f"{made[:-1]}.{fraction}Z" if fraction else made
+    return name
 
 
 def cases(text: str) -> dict[str, Case]:
@@ -108,8 +127,10 @@ def cases(text: str) -> dict[str, Case]:
         limits = re.findall(r"(\d+|none)@(\d+)", around)
         seen = [(None if most == "none" else int(most), float(when)) for most, when in limits]
         live = [
-            {"id": job, "state": state, "fence": int(fence)} | dict(re.findall(r"(\w+)=(\S+)", more))
-            for job, state, fence, more in re.findall(r"(\w+):(\w+):(\d+)((?: \w+=\S+)*)", around)
+            {"id": full_id(job), "state": state, "fence": int(fence)}
+            | dict(re.findall(r"(\w+)=(\S+)", more))
+            | ({"queue": QUEUE, "key": "s"} if job.startswith("own.") else {})
+            for job, state, fence, more in re.findall(r"([\w.]+):(\w+):(\d+)((?: \w+=\S+)*)", around)
         ]
         made[name] = Case(log, finds, seen, live or None, later, "paused" in around)
     return made
@@ -123,6 +144,7 @@ def stored(job: Row) -> Row:
     made: Row = dict.fromkeys(job_columns.name for job_columns in JOBS) | numbers | times | texts | job
     reads: dict[str, Callable[[str], Any]] = dict.fromkeys(("int32", "int64"), int)
     reads["timestamp[us, tz=UTC]"] = lambda value: at(float(value))
+    reads["binary"] = SCHEDULES.__getitem__
     changed = {
         name: reads.get(str(JOBS.field(name).type), str)(value)
         for name, value in job.items()
@@ -130,6 +152,26 @@ def stored(job: Row) -> Row:
     }
     return made | changed
 
+
+def schedule(since: float = 0, paused: str | None = None, **fields: Any) -> bytes:
+    """A schedule every minute."""
+    spec = Schedule(name="s", job="work", every=60.0, queue="default", **fields)
+    return msgspec.json.encode(StoredSchedule(spec=spec, since=to_micros(at(since)), paused=paused))
+
+
+# Payloads of schedules' own jobs, by the name that a case gives them.
+SCHEDULES = {
+    "minutely": schedule(),
+    "changed": schedule(since=60.000001),
+    "paused": schedule(paused=""),
+    "skip": schedule(overlap="skip"),
+    "last": schedule(catch_up_mode="last"),
+    "keyed": schedule(key="k"),
+    "cautious": schedule(pause_on_failure=True),
+    "ended": schedule(end=at(59)),
+    "unreadable": b"{}",
+    "catches_up": schedule(catch_up=600),
+}
 
 BROKEN = cases("""
 two leases of a job overlap by a moment: a:1 10-20 retried, a:2 19.999999-25 => overlapping_leases a:2/1
@@ -197,6 +239,15 @@ done without a row, after another lease: old:1 1-2, a:1 30-40 retried created_at
 waiting for hours, without any lease and after one: a:1 10-20 retried => left_waiting a:1, left_waiting b:0
     | store a:scheduled:1 run_at=30 b:ready:0 run_at=30
 waiting for hours in a queue with free places: a:1 10-20 => left_waiting b:0 | W 2@0 store a:done:1 b:ready:0 run_at=30
+two ids for one tick: tick.a.60:1 60-61, tick.a.60.000:1 62-63 created_at=1 => tick_doubled tick.a.60.000:1/tick.a.60:1
+a tick was made again when its job was forgotten:
+    tick.a.60:1 60-61, tick.a.60:1 500-501 created_at=400 => tick_doubled tick.a.60:1/1
+two schedules of one name at once: own.a:1 10-11 released, own.b:1 12-13 released, own.a:2 60-61 released, own.b:2 61-62 released,
+    tick.a.60:1 62-63, tick.b.60:1 62-63 created_at=1 => tick_doubled tick.b.60:1/tick.a.60:1
+a tick has no job: old:1 1-2, own.a:1 60-61 released run_at=60, new:1 4000-4001 => tick_lost tick.a.60:0/own.a:1
+    | store own.a:scheduled:1 run_at=120 payload=minutely
+the one in the middle has no job: old:1 1-2, own.a:1 180-181 released run_at=60, tick.a.60:1 182-183, new:1 4000-4001
+    => tick_lost tick.a.120:0/own.a:1 | store tick.a.180:ready:0 own.a:scheduled:1 run_at=240 payload=catches_up
 """)
 BROKEN["a lease that began many buckets before still counts"] = Case(
     f"a:1 10-5000 lease_expires_at=5030, {', '.join(f's{n}:1 {30 + n}-{30.5 + n}' for n in range(2, 900))}, b:1 4999-5001",
@@ -261,8 +312,36 @@ blocked for hours: a:1 10-20 | store a:done:1 b:blocked:0 run_at=30
 a schedule goes on for ever:
     a:1 10-20 released key=k run_at=10 state=scheduled, a:2 30-31 released key=k run_at=30 state=scheduled, a:3 40-41 released
     key=k run_at=40 state=scheduled | store a:scheduled:3 key=k run_at=50 max_attempts=1
+a schedule's own job fails and waits as often as it likes: own.a:1 10-20 retried state=scheduled run_at=10 error_type=Skipped,
+    own.a:2 30-40 retried state=scheduled run_at=10, own.a:3 50-80 expired run_at=10, own.a:4 90-91 released run_at=10
+    | store own.a:ready:4 run_at=90 max_attempts=1 payload=skip
+a tick was asked for again beside its job: backfill.a:1 60-61, tick.a.60:1 62-63, trigger.a:1 64-65
+a tick was requeued: tick.a.60:1 60-61 dead, tick.a.60:1 @70 requeued, tick.a.60:2 80-81
+a schedule was put again at the instant of a tick: own.a:1 60-61 released, tick.a.60:1 60-61, own.a:1 @62 cancelled,
+    own.b:1 62-63 released created_at=60, tick.b.60:1 63-64 created_at=62
+ticks have jobs in the log, in the store and in rows to come: old:1 1-2, own.a:1 60-61 released run_at=60, tick.a.60:1 62-63,
+    own.a:2 120-121 released run_at=120, own.a:3 180-181 released run_at=180, new:1 4000-4001
+    | store own.a:scheduled:3 run_at=240 payload=minutely tick.a.120:ready:0 later tick.a.180:1 200-201
+a lease seems to begin later than the step's clock said: old:1 1-2, own.a:1 120-121 released run_at=60, tick.a.60:1 62-63,
+    own.a:2 122-160 expired run_at=120, new:1 4000-4001 | store own.a:ready:2 run_at=120 payload=catches_up
+the same before the next step: old:1 1-2, own.a:1 120-121 released run_at=60, tick.a.60:1 62-63, new:1 4000-4001
+    | store own.a:ready:1 run_at=120 payload=catches_up
+rows of that time were removed by retention: old:1 58-59, own.a:1 60-61 released run_at=60, new:1 4000-4001
+    | store own.a:scheduled:1 run_at=120 payload=minutely
+the log of that queue is empty: own.a:1 60-61 released run_at=60, new:1 4000-4001 queue=q
+    | store own.a:scheduled:1 run_at=120 payload=minutely
+the rows of that time may not all be there: old:1 1-2, own.a:1 60-61 released run_at=60, new:1 3000-3001
+    | store own.a:scheduled:1 run_at=120 payload=minutely
+the schedule was deleted and forgotten: old:1 1-2, own.a:1 60-61 released run_at=60, own.a:1 @70 cancelled, new:1 4000-4001
+a step that did not end well: old:1 1-2, own.a:1 60-90 expired run_at=60, new:1 4000-4001
+    | store own.a:ready:1 run_at=60 payload=minutely
 """)
 
+for name in SCHEDULES.keys() - {"minutely", "catches_up"}:
+    CLEAN |= cases(
+        f"a schedule that may leave out a tick, {name}: old:1 1-2, own.a:1 60-61 released run_at=60, new:1 4000-4001"
+        f" | store own.a:scheduled:1 run_at=120 payload={name}"
+    )
 CASES = BROKEN | CLEAN
 ALIKE = ("state", "fence", "key", "queue", "created_at")
 

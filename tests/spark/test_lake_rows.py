@@ -13,6 +13,8 @@ from pyspark.sql import functions as F
 from spark.histories import NO_LEASE, START, Row, at, row
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND
+from taskharbor.schedules import QUEUE
+from taskharbor.schedules.tick_ids import generation_of, tick_id
 from taskharbor.spark.lake import Objective, gold
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS, COLUMNS, SchemaViolated, declared
 from taskharbor.spark.lake.objectives import attempt_objectives, checked, summed_objectives
@@ -196,3 +198,57 @@ def test_an_objective_that_cannot_be_computed_is_refused(objective: Objective, r
 def test_a_transformation_that_makes_other_columns_than_declared_is_caught(spark: SparkSession) -> None:
     with pytest.raises(SchemaViolated, match=r"source is missing.*extra is not declared"):
         declared(spark.createDataFrame([], ATTEMPT_COLUMNS).withColumn("extra", F.lit(1)), "silver.attempts")
+
+
+# -- ticks of schedules ---------------------------------------------------------------------------------------------
+
+OWN = "019b0000-0000-7000-8000-00000000000a"
+
+
+def tick(seq: int, nominal: float, **values: Any) -> Row:
+    """An attempt of the job of a tick, which is made a second after its time."""
+    name = tick_id("tick", "a:b", generation_of(OWN), at(nominal))
+    return row(seq, created_at=nominal + 1, **{"job_id": name, **values})
+
+
+def skip(seq: int, *nominal: float) -> Row:
+    """A step of the schedule, which makes no job for these ticks."""
+    times = ", ".join(str(at(one)) for one in nominal)
+    message = f"job {tick_id('tick', 'a:b', generation_of(OWN), at(0))} has not ended at {times}"
+    error = {"error_type": "Skipped", "error_message": message, "outcome": "retried"}
+    last = nominal[-1]
+    return row(
+        seq, job_id=OWN, queue=QUEUE, key="a:b", run_at=last, reserved_at=last, ended_at=last + 1, **error
+    )
+
+
+def test_a_tick_has_a_row_however_often_its_job_was_tried(spark: SparkSession) -> None:
+    """And however the log was cut into runs. Other jobs have none, and a failure of that name in another queue has none."""
+    first = tick(1, 0, reserved_at=3, ended_at=5, outcome="retried")
+    rows = [first, tick(2, 0, fence=2, reserved_at=9, ended_at=12), skip(3, 60.25, 120)]
+    rows += [tick(4, 180, **NO_LEASE, ended_at=181, outcome="merged"), row(5, error_type="Skipped")]
+    rows += [tick(6, 240, job_id=tick_id("backfill", "b", "0" * 12, at(30)), error_type="Skipped")]
+    rows += [
+        row(7, job_id="tick:a:b:2026-03-01T22:00:00Z"),
+        row(8, job_id="tick:a:000000000000:2026-99-01T22:00:00Z"),
+    ]
+    attempts = gold.attempt_ticks(silver(spark, rows)).cache()
+    whole = gold.summed_ticks(attempts)
+    cut = gold.summed_ticks(attempts.where("last_seq > 1"), gold.summed_ticks(attempts.where("last_seq = 1")))
+    assert sorted(whole.collect()) == sorted(cut.collect())
+    found = {one.job_id.partition(":")[2]: one for one in whole.collect()}
+    seen = {
+        (one.made_by, one.schedule, one.outcome, one.lateness_us, one.made_lateness_us)
+        for one in found.values()
+    }
+    assert seen == {
+        ("tick", "a:b", "done", 3 * SECOND, SECOND),
+        ("tick", "a:b", "skipped", None, None),
+        ("tick", "a:b", "merged", None, SECOND),
+        ("backfill", "b", "done", 212 * SECOND, 211 * SECOND),
+        ("tick", "a", "done", None, None),
+    }
+    nominal = by_time([one for one in found.values() if one.outcome == "skipped"], "nominal")
+    assert sorted(nominal) == [60.25, 120]
+    assert {one.generation for one in nominal.values()} == {generation_of(OWN)}
+    assert {str(one.date) for one in found.values()} == {"2026-03-01"}

@@ -53,7 +53,8 @@ class RunRecord(msgspec.Struct, kw_only=True):
     `at`: when the rows were taken in, which they carry as `ingested_at`. Unless `is_unique`, some may be there twice. `dates` are
     those on which anything is counted for them, `created` those on which their jobs were created. A run `again` takes in nothing
     and computes its dates again from bronze. By source: `cursors` has how far its log was read, `totals` the rows of bronze, and
-    `queues` its queues when they were last seen. The `objectives` hold from the run `objectives_since` on, which computes them
+    `queues` its queues when they were last seen. Unless it `has_ticks`, no row is of a
+    schedule or of a job of one. The `objectives` hold from the run `objectives_since` on, which computes them
     for all rows.
     """
 
@@ -62,6 +63,7 @@ class RunRecord(msgspec.Struct, kw_only=True):
     at: str = ""
     rows: int = 0
     is_unique: bool = True
+    has_ticks: bool = True
     dates: list[date] = []
     again: bool = False
     created: list[date] = []

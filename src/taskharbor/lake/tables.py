@@ -73,6 +73,11 @@ TABLES: dict[str, pa.Schema] = {
     "gold.objectives": _table(
         "text source objective queue type kind, instant hour, long total bad, real target burn_rate"
     ),
+    # By the date on which the job was created, or the tick was skipped.
+    "gold.ticks": _table(
+        "text source schedule generation made_by job_id outcome, instant nominal made actual",
+        "long lateness_us made_lateness_us last_seq",
+    ),
     # By how much each day changed a queue's backlog: what a later day starts from.
     "state.backlog_days": _table("text source queue, long change"),
 }

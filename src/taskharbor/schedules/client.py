@@ -263,7 +263,10 @@ class AsyncSchedules:
 
     async def _change(self, name: str, run_at: Micros, **state: Any) -> None:
         now = await self._client.now()
-        stored = replace(decode((await self._one(name, now)).payload), **state)
+        before = decode((await self._one(name, now)).payload)
+        stored = replace(before, **state)
+        if before.paused is None and stored.paused is None:
+            return  # A repeated resume forgets no tick that is due.
         job = own_record(stored, now, run_at, UpdateFlags(run_at="yes"))
         await self._client.driver.enqueue([job], now=now)
 

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple, TypeAlias
 
 # The reason for a job of a schedule: its time came, somebody asked for it now, or for times in the past.
 Made: TypeAlias = Literal["tick", "trigger", "backfill"]
-_ID = re.compile(
-    r"(tick|trigger|backfill):(.+):([0-9a-f]{12}):(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z)"
-)
+# For Spark too: Java reads it as Python does.
+PATTERN = r"^(tick|trigger|backfill):(.+):([0-9a-f]{12}):(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z)$"
+_ID = re.compile(PATTERN)
 
 
 class TickId(NamedTuple):

@@ -8,12 +8,13 @@ tried again when that is over, perhaps by another worker.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from taskharbor.client import chunks
+from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, Extension, JobFilter, Release, RetryAt, Settlement
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import TERMINAL_STATES, Failure, JobRecord, JobState, Micros, UpdateFlags, to_datetime
@@ -48,25 +49,35 @@ class _Step(msgspec.Struct, eq=False):
         return self.record.key or ""
 
 
-async def tick(driver: Driver, now: Micros, worker: str) -> int:
+async def tick(driver: Driver, now: Micros, worker: str, clock: Clock | None = None) -> int:
     """Make the jobs of up to 10,000 due schedules. Returns the number of schedules: call again until it is 0.
 
+    Args:
+        clock: Tells when the leases are over: a worker that was frozen meanwhile makes nothing more.
+
     Raises:
-        BackendUnavailable: The backend does not answer. The leases run out, and the step is repeated.
+        BackendUnavailable: The backend does not answer, or too late. The leases run out, and the step is repeated.
     """
     size, steps = min(BATCH, driver.capabilities.batch), list[_Step]()
+
+    def check(until: Micros = now + LEASE) -> None:
+        if clock is not None and clock.now() >= until:
+            raise BackendUnavailable("the leases of schedules are over")
+
     # The jobs of all come first: they wait for no release.
     while len(steps) < _MOST:
         leased = await driver.reserve(QUEUE, limit=size, lease_for=LEASE, now=now, worker=worker)
         batch = [_planned(record, now) for record in leased]
-        await _look(driver, [one for one in batch if one.ticks and _needs_look(one)], now)
+        await _look(driver, [one for one in batch if one.ticks and _needs_look(one)], now, check)
         for one in batch:
             _make(one, now)
+        check()
         await _enqueue(driver, [one for one in batch if one.jobs], now)
         for one in batch:
             one.jobs = []
         steps += batch
-        if len(leased) < size:
+        # What is left waits for the next call: the releases must not come after the leases.
+        if len(leased) < size or (clock is not None and clock.now() > now + LEASE // 3):
             break
     ends = [one.settlement for one in steps if not one.error and one.settlement is not None]
     for part in chunks(ends, size):
@@ -84,7 +95,8 @@ def _planned(record: JobRecord, now: Micros) -> _Step:
         following: Micros | None = None
         if reading.stored.paused is None:
             step.ticks = reading.due(record.run_at_us, now)
-            following = reading.following(max(now, record.run_at_us))
+            # A store may lease by a clock that is a little ahead of `now`: that tick is the next one.
+            following = reading.following(max(now, record.run_at_us - 1))
         step.settlement = Release(record.id, record.token or "", FAR if following is None else following)
     except Exception as error:
         step.error = _reason(error)
@@ -111,7 +123,7 @@ def _make(step: _Step, now: Micros) -> None:
 # -- overlap and failures -----------------------------------------------------------------------------------
 
 
-async def _look(driver: Driver, steps: Sequence[_Step], now: Micros) -> None:
+async def _look(driver: Driver, steps: Sequence[_Step], now: Micros, check: Callable[[], None]) -> None:
     """Decide about schedules for which it matters what became of their jobs. Jobs of their own ticks that are there already come
     from an earlier try of this step."""
     own: dict[str, list[str]] = {}
@@ -126,14 +138,16 @@ async def _look(driver: Driver, steps: Sequence[_Step], now: Micros) -> None:
     for step in steps:
         known = [found[one] for one in own[step.record.id] if one in found]
         try:
-            await _decide(driver, step, {one.id: one for one in known}, now)
+            await _decide(driver, step, {one.id: one for one in known}, now, check)
         except (BackendUnavailable, OSError, SchemaMismatch):
             raise
         except Exception as error:
             step.error = _reason(error)
 
 
-async def _decide(driver: Driver, step: _Step, known: dict[str, JobRecord], now: Micros) -> None:
+async def _decide(
+    driver: Driver, step: _Step, known: dict[str, JobRecord], now: Micros, check: Callable[[], None]
+) -> None:
     reading = step.reading
     assert reading is not None
     spec = reading.spec
@@ -147,7 +161,9 @@ async def _decide(driver: Driver, step: _Step, known: dict[str, JobRecord], now:
         log.warning("schedule %s is paused: %s", spec.name, note)
         return
     ids = _ids(step, step.ticks)
-    step.ticks = [one for one, job_id in zip(step.ticks, ids, strict=True) if job_id not in known]
+    made = [one for one, job_id in zip(step.ticks, ids, strict=True) if job_id in known]
+    # An earlier try has decided about all up to the newest that it made.
+    step.ticks = [one for one in step.ticks if not made or one > made[-1]]
     if not step.ticks or reading.key is None or spec.queue is None:
         return
     if spec.overlap == "skip":
@@ -168,6 +184,7 @@ async def _decide(driver: Driver, step: _Step, known: dict[str, JobRecord], now:
         step.ticks = step.ticks[:1]
     elif spec.overlap == "replace":
         step.ticks = step.ticks[-1:]
+        check()
         await driver.cancel_keys([reading.key], queue=spec.queue, now=now)
 
 

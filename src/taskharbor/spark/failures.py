@@ -12,8 +12,8 @@ from pyspark.errors import PySparkException
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.lake.delta import LibraryError
 
+# The last line of a traceback of Python, which a task sends.
 _PYTHON = re.compile(r"^(?:\w+\.)*([A-Z]\w+): (.+)$", re.MULTILINE)
-"""The last line of a traceback of Python, which a task sends."""
 _CAUSES = {
     "a file is damaged": r"CANNOT_READ_FILE|FAILED_READ_FILE|not a Parquet file|Parquet magic bytes",
     "the disk is full": r"No space left on device|File too large",

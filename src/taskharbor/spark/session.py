@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 MINIMUM_JAVA = 17
 
+# For annotations in modules that do not import PySpark.
 Session: TypeAlias = "SparkSession"
-"""For annotations in modules that do not import PySpark."""
 
 
 class SparkUnavailable(TaskHarborError):
@@ -128,6 +128,7 @@ def _archive_options() -> str:
 
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# Settings for a session on one machine that works for minutes rather than seconds.
 FOR_MILLIONS = {
     # The quick start-up of `_LOCAL` leaves out the compiler that makes long work fast: checked arithmetic alone is many times
     # slower without it. Spark makes code for every query. With the usual thresholds, a third of the CPU time of a run of a
@@ -136,9 +137,8 @@ FOR_MILLIONS = {
     "-XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000",
     "spark.driver.memory": "3g",
 }
-"""Settings for a session on one machine that works for minutes rather than seconds."""
+# Up to so many rows, a run, an audit or a report takes less time with the quick start-up.
 FEW_ROWS = 300_000
-"""Up to so many rows, a run, an audit or a report takes less time with the quick start-up."""
 
 _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",

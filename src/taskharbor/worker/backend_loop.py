@@ -453,7 +453,7 @@ class ScheduleLoop:
         await self._clock.refresh()
         while waited.woken:
             # A stop does not come between the jobs of a tick and the next tick's time: they would wait for the lease.
-            step = asyncio.ensure_future(tick(self._driver, self._clock.now(), self._name))
+            step = asyncio.ensure_future(tick(self._driver, self._clock.now(), self._name, self._clock))
             try:
                 if not await asyncio.shield(step):
                     break

@@ -1,6 +1,7 @@
 """The checks: each is a file of SQL, whose rows have a condition for each kind of violation, with rules (`rules.toml`) that make
 violations of the conditions that are true. `rows` judges single rows, `numbers` their numbers, `lives` a job's rows in their
-order, `keys` jobs that share a key, `limits` max_inflight, and `stored` the jobs in the store."""
+order, `keys` jobs that share a key, `limits` max_inflight, `ticks` jobs of one tick, `stored` the jobs in the store, and `due`
+the ticks that schedules in the store had to make."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F
 
 from taskharbor.drivers.contract import DAY
 from taskharbor.jobs import SECOND
+from taskharbor.schedules.tick_ids import PATTERN
 from taskharbor.spark.audit.violations import Kind, Violation
 
 # The largest difference between the clocks of two callers, in seconds, for calls whose order the log does not tell. Far more than
@@ -56,12 +58,12 @@ def _text(name: str) -> str:
 
 RULES = msgspec.toml.decode(_text("rules.toml"), type=dict[str, list[Rules]])
 # The kinds that only the store and its log together show.
-STORE_KINDS = tuple(kind for rules in RULES["stored"] for kind in rules.said)
+STORE_KINDS = tuple(kind for name in ("stored", "due") for rules in RULES[name] for kind in rules.said)
 
 
 def check(name: str, attempts: DataFrame, before: datetime | None = None, **tables: DataFrame) -> DataFrame:
     """Return one violation for every rule that a row breaks. `before`: jobs that were due earlier should have been claimed."""
-    known = {"slack": CLOCK_SLACK_SECONDS, "longest": DAY // SECOND, "before": before}
+    known = {"slack": CLOCK_SLACK_SECONDS, "longest": DAY // SECOND, "before": before, "tick_id": PATTERN}
     rows = attempts.sparkSession.sql(_text(f"{name}.sql"), known, attempts=attempts, **tables)
     pairs = [(F.col(str(kind)), rules.finding(kind)) for rules in RULES[name] for kind in rules.said]
     # Almost no row breaks a rule. The rows that do are found before any sentence is made.

@@ -41,7 +41,7 @@ def audit(
     without them W is not checked. `as_logged`: the same rows before anybody dropped any as doubled.
     """
     attempts = _named(attempts)
-    found = [check(name, attempts) for name in ("rows", "lives", "keys")]
+    found = [check(name, attempts) for name in ("rows", "lives", "keys", "ticks")]
     found.append(check("numbers", attempts if as_logged is None else _named(as_logged)))
     if limits is not None:
         found.append(check("limits", attempts, limits=_named(limits)))

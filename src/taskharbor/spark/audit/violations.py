@@ -12,14 +12,12 @@ class Kind(StrEnum):
     """The kinds of violations. A correct driver never causes one, whatever crashes or races happened."""
 
     OVERLAPPING_LEASES = "overlapping_leases"  # Two leases of one job were valid at once.
-    FENCE_OUT_OF_ORDER = (
-        "fence_out_of_order"  # A later row of a job carries a lower fence than an earlier one.
-    )
+    # A later row of a job carries a lower fence than an earlier one.
+    FENCE_OUT_OF_ORDER = "fence_out_of_order"
     FENCE_USED_TWICE = "fence_used_twice"  # Two leases of one job have the same fence.
     FENCE_GAP = "fence_gap"  # A lease was granted and left no row.
-    LIMIT_EXCEEDED = (
-        "limit_exceeded"  # A lease was granted while max_inflight others were valid in the queue.
-    )
+    # A lease was granted while max_inflight others were valid in the queue.
+    LIMIT_EXCEEDED = "limit_exceeded"
     STARTED_EARLY = "started_early"  # Leased before run_at.
     KEY_HELD_TWICE = "key_held_twice"  # Two jobs of one (queue, key) were leased at once.
     ENDED_TWICE = "ended_twice"  # A second terminal state without a requeue in between.
@@ -29,28 +27,25 @@ class Kind(StrEnum):
     EXPIRED_TOO_EARLY = "expired_too_early"  # A lease was ended as expired while it was valid.
     TIMES_OUT_OF_ORDER = "times_out_of_order"  # Over before it began, or leased before the job was created.
     STATE_CONTRADICTS_OUTCOME = "state_contradicts_outcome"  # The outcome cannot lead to the state.
-    LEASE_CONTRADICTS_OUTCOME = (
-        "lease_contradicts_outcome"  # It ends a lease and there was none, or the other way round.
-    )
+    # It ends a lease and there was none, or the other way round.
+    LEASE_CONTRADICTS_OUTCOME = "lease_contradicts_outcome"
     UNKNOWN_OUTCOME = "unknown_outcome"
-    DUPLICATE_ROW = (
-        "duplicate_row"  # The same row of the log, or the same end of a lease, is there more than once.
-    )
+    # The same row of the log, or the same end of a lease, is there more than once.
+    DUPLICATE_ROW = "duplicate_row"
     LEASE_TOO_LONG = "lease_too_long"
     SETTLED_BY_ANOTHER = "settled_by_another"
-    RETRIED_TOO_EARLY = (
-        "retried_too_early"  # A failed job was to wait, and its next lease was due before it failed.
-    )
+    # A failed job was to wait, and its next lease was due before it failed.
+    RETRIED_TOO_EARLY = "retried_too_early"
     TIME_WENT_BACK = "time_went_back"  # A later row has a lease that began before that of an earlier row.
     DONE_WITH_ERROR = "done_with_error"
     JOB_CHANGED = "job_changed"  # The queue or the key of a job changed, or the type of one without a key.
-    RAN_AND_MERGED = (
-        "ran_and_merged"  # Merged into another job although it was not blocked: it had run before.
-    )
+    # Merged into another job although it was not blocked: it had run before.
+    RAN_AND_MERGED = "ran_and_merged"
+    TICK_DOUBLED = "tick_doubled"  # A tick of a schedule has two jobs, or its job lived twice.
+    TICK_LOST = "tick_lost"  # A tick was due when its schedule was worked on, and it has no job.
     LOST_JOB = "lost_job"  # Its last state is not terminal and the store does not have it.
-    STORE_CONTRADICTS_LOG = (
-        "store_contradicts_log"  # The store is behind what the log says had happened before.
-    )
+    # The store is behind what the log says had happened before.
+    STORE_CONTRADICTS_LOG = "store_contradicts_log"
     DIED_TOO_EARLY = "died_too_early"  # An expired lease ended the job, and its executions were not used up.
     TOO_MANY_EXECUTIONS = "too_many_executions"
     DONE_WITHOUT_ROW = "done_without_row"

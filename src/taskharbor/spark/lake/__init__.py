@@ -5,7 +5,7 @@ silver      the rows of the log, each once with its wait and its run, and one ro
 quality     checks of single rows: what goes into quarantine
 reprocess   some dates again, from bronze
 continuous  runs at intervals
-gold        counts by minute and hour, concurrency, backlog, workers and errors
+gold        counts by minute and hour, concurrency, backlog, workers, errors and ticks
 objectives  the rate at which a queue uses up the failures that its objective allows
 frames      tables as DataFrames, and DataFrames as files
 

@@ -1,4 +1,4 @@
-"""Gold: counts by minute and hour, concurrency, backlog, workers and errors, each a function from rows to rows.
+"""Gold: counts by minute and hour, concurrency, backlog, workers, errors and ticks, each a function from rows to rows.
 
 Counts and sketches of durations add up over runs. The backlog is a running sum, but never over the whole history of a queue:
 each day starts from the sum of the days before it, which are kept.
@@ -17,8 +17,11 @@ from pyspark.sql import functions as F
 
 from taskharbor.jobs import SECOND, Outcome
 from taskharbor.lake.tables import CELL_NAMES, TALLY_NAMES
+from taskharbor.schedules import QUEUE
+from taskharbor.schedules.tick_ids import PATTERN
+from taskharbor.schedules.ticking import SKIPPED
 from taskharbor.spark.lake.frames import declared
-from taskharbor.spark.lake.silver import TERMINAL
+from taskharbor.spark.lake.silver import TERMINAL, elapsed
 
 MINUTE_US = 60 * SECOND
 HOUR_US = 3600 * SECOND
@@ -142,8 +145,8 @@ def gold_queue_minutes(
     return declared(found.drop("change", "carried", "known", "seen"), "gold.queue_minutes")
 
 
+# Source and queue, date: by how much the backlog changed on it.
 Days = dict[tuple[str, str], dict[date, int]]
-"""Source and queue, date: by how much the backlog changed on it."""
 
 
 def carried_backlog(days: Days) -> dict[tuple[str, str, date], int]:
@@ -245,6 +248,41 @@ def summed_errors(*rows: DataFrame) -> DataFrame:
     summed = reduce(DataFrame.unionByName, rows).groupBy(*_KEYS).agg(*both, earliest.alias("sample"))
     flat = summed.select(*_KEYS, "count", "last_seen", "sample.*")
     return declared(flat.withColumn("date", F.to_date("first_seen")), "gold.errors")
+
+
+# The ids that the jobs of skipped ticks would have, as SQL. The error in the log of the schedule's own job names the ticks.
+_SKIPPED = """transform(regexp_extract_all(error_message, '[-0-9]{10} [:.0-9]+[+]00:00', 0), at ->
+    concat('tick:', key, ':', right(job_id, 12), ':', replace(replace(at, ' ', 'T'), '+00:00', 'Z')))"""
+
+
+def attempt_ticks(attempts: DataFrame) -> DataFrame:
+    """Every silver attempt of a job that a schedule made, and every tick that was skipped."""
+    is_skip = (F.col("queue") == QUEUE) & F.col("error_type").eqNullSafe(SKIPPED)
+    ids = F.when(is_skip, F.expr(_SKIPPED)).when(F.col("job_id").rlike(PATTERN), F.array("job_id"))
+    return attempts.withColumn("job_id", F.explode(ids)).select(
+        "source",
+        "job_id",
+        F.when(~is_skip, F.col("created_at")).alias("made"),
+        F.when(~is_skip, F.col("reserved_at")).alias("actual"),
+        F.when(is_skip, "skipped").otherwise(F.col("outcome")).alias("outcome"),
+        F.col("seq").alias("last_seq"),
+        F.to_date(F.when(is_skip, F.col("ended_at")).otherwise(F.col("created_at"))).alias("date"),
+    )
+
+
+def summed_ticks(new: DataFrame, *kept: DataFrame) -> DataFrame:
+    """One row per tick. A tick that was doubled has one for each of its jobs."""
+    rows = reduce(DataFrame.unionByName, [new, *(one.select(new.columns) for one in kept)])
+    summed = rows.groupBy("source", "job_id", "date").agg(
+        *(F.min(name).alias(name) for name in ("made", "actual")),
+        F.max_by("outcome", "last_seq").alias("outcome"),
+        F.max("last_seq").alias("last_seq"),
+    )
+    texts = [F.regexp_extract("job_id", PATTERN, n + 1) for n in range(4)]
+    parts = dict(zip(("made_by", "schedule", "generation"), texts, strict=False))
+    found = summed.withColumns({**parts, "nominal": texts[3].try_cast("timestamp")})
+    late = {"lateness_us": elapsed("nominal", "actual"), "made_lateness_us": elapsed("nominal", "made")}
+    return declared(found.withColumns(late), "gold.ticks")
 
 
 # -- buckets of time, and durations ------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class Again:
             "gold.workers": self._workers,
             "gold.errors": self._errors,
             "gold.objectives": self._objectives,
+            "gold.ticks": self.ticks,
         }
 
     def _of(self, table: Table) -> list[File]:
@@ -90,6 +91,10 @@ class Again:
     def _errors(self, table: Table) -> Rewritten:
         """The table has no dates: it is made anew."""
         return gold.summed_errors(gold.attempt_errors(silver.silver_attempts(self._rows()))), table.files()
+
+    def ticks(self, table: Table) -> Rewritten:
+        """All of them, for a lake whose last runs an earlier release made."""
+        return gold.summed_ticks(gold.attempt_ticks(silver.silver_attempts(self._rows()))), table.files()
 
     def _objectives(self, table: Table) -> Rewritten:
         wanted = msgspec.json.decode(self.record.objectives, type=list[Objective])

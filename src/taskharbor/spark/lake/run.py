@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
@@ -32,6 +32,8 @@ from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable, RunRecord, 
 from taskharbor.lake.files import FACTS, File, read_files, write_files, write_table
 from taskharbor.lake.storage import LakePlace
 from taskharbor.lake.tables import BRONZE, TABLES
+from taskharbor.schedules import QUEUE
+from taskharbor.schedules.tick_ids import Made
 from taskharbor.spark.lake import gold, quality, silver
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS, FACT_COLUMNS, read, write
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
@@ -39,13 +41,13 @@ from taskharbor.spark.lake.reprocess import Again, Rewritten
 from taskharbor.spark.session import FEW_ROWS, require_shared_store
 
 STEPS = (BRONZE, *(name for name in TABLES if name != BRONZE), "done")
+# Called as each step begins: its name, its number from 0, and how many there are. Steps overlap.
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called as each step begins: its name, its number from 0, and how many there are. Steps overlap."""
+# Steps at once: while Spark plans one, the cores work on others.
 _SIDE_BY_SIDE = 2
-"""Steps at once: while Spark plans one, the cores work on others."""
 _TRIES = 5
-_ALWAYS = ("bronze.queues", "gold.objectives")
-"""Tables that may change in a run without rows."""
+# Tables that may change in a run without rows.
+_ALWAYS = ("bronze.queues", "gold.objectives", "gold.ticks")
 
 
 class RunSummary(msgspec.Struct, kw_only=True):
@@ -143,7 +145,7 @@ class _Steps:
             table = self.lake.table(name)
             if table.run >= run:
                 return
-            if table.run < run - 1:
+            if table.run < run - 1 and name != "gold.ticks":
                 raise LakeUnreadable(
                     f"{name} of {self.lake} has run {table.run}, and not run {run - 1}: its newest commits are missing. Restore "
                     "them, or make a new lake"
@@ -208,6 +210,7 @@ class _Steps:
             at=at.isoformat(),
             rows=count,
             is_unique=callable(news.attempts) or _are_apart(seen),
+            has_ticks=any(one.has_ticks for one in seen),
             dates=sorted({day for one in seen for day in one.dates}),
             created=sorted({day for one in seen for day in one.created}),
             cursors=last.cursors | ({} if cursor is None else {source: cursor}),
@@ -252,7 +255,7 @@ class _Steps:
             ("silver.lifecycles", "gold.minutes"),
             ("silver.attempts", "quarantine.attempts", "bronze.queues"),
         ]
-        first += [("gold.errors",), ("gold.workers",), ("gold.objectives",)]
+        first += [("gold.errors",), ("gold.workers",), ("gold.objectives",), ("gold.ticks",)]
         with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
             for group in (first, [("gold.queue_minutes", "state.backlog_days"), ("gold.hours",)]):
                 for done in [pool.submit(chain, *names) for names in group]:
@@ -260,12 +263,11 @@ class _Steps:
 
 
 class _Change(NamedTuple):
-    """Files that are added to a table, and those that they replace."""
+    """Files that are added to a table, and those that they replace. `record`: that of the commit, if it is more than the run."""
 
     added: Sequence[File] = ()
     removed: Sequence[File] = ()
     record: object = None
-    """The record of the commit, if it is more than the run."""
 
 
 def _rewritten(compute: Callable[[Table], Rewritten], table: Table) -> _Change:
@@ -290,6 +292,7 @@ class _Derived:
             "gold.workers": self._workers,
             "gold.errors": self._errors,
             "gold.objectives": self._objectives,
+            "gold.ticks": self._ticks,
             "state.backlog_days": self._backlog_days,
         }
         if record.again:
@@ -312,15 +315,9 @@ class _Derived:
         seen = self.record.queues.get(self.record.source, [])
         if not seen:
             return _Change()
-        kinds = [pa.int64() if pa.types.is_timestamp(one.type) else one.type for one in QUEUES]
-        columns = [
-            pa.array([row[one.name] for row in seen], kind) for one, kind in zip(QUEUES, kinds, strict=True)
-        ]
         at = datetime.fromisoformat(self.record.at)
         facts = {"source": self.record.source, "run": self.run, "observed_at": at, "date": at.date()}
-        rows = pa.Table.from_arrays(columns, names=QUEUES.names)
-        for name, value in facts.items():
-            rows = rows.append_column(name, pa.array([value] * len(seen)))
+        rows = pa.Table.from_pylist([row | facts for row in seen], schema=TABLES[table.name])
         return _Change(write_table(rows, table.place, table.name))
 
     def _attempts(self, table: Table) -> _Change:
@@ -431,6 +428,16 @@ class _Derived:
         rows = [attempt_objectives(attempts, wanted), *self._kept(table, [] if is_new else before)]
         return _Change(write(summed_objectives(*rows), table), before)
 
+    def _ticks(self, table: Table) -> _Change:
+        """Earlier releases do not make this table: what they left out is computed from all rows."""
+        if table.run < self.run - 1:
+            return _rewritten(Again(self.spark, self.lake, self.record).ticks, table)
+        if not self.record.has_ticks:
+            return _Change()
+        before = table.files(self.dates)
+        rows = gold.summed_ticks(gold.attempt_ticks(self.attempts), *self._kept(table, before))
+        return _Change(write(rows, table), before)
+
     def _of(self, name: str, dates: Iterable[date]) -> DataFrame:
         table = self.lake.table(name)
         return read(self.spark, table, table.files(set(dates)))
@@ -449,8 +456,9 @@ class _Seen(msgspec.Struct):
     created: list[date] = []
     low: int | None = None
     high: int | None = None
+    # Each row has a higher number than the one before.
     is_rising: bool = True
-    """True if each row has a higher number than the one before."""
+    has_ticks: bool = False
 
 
 # The end of what Python and SQL have dates for.
@@ -480,6 +488,7 @@ def _write_bronze(
             spans = pa.table([days["reserved_at"], days["ended_at"]], ["from", "to"]).group_by(["from", "to"])
             touched.update((row["from"], row["to"]) for row in spans.aggregate([]).to_pylist() if row["to"])
             _note_order(seen, batch["seq"])
+            seen.has_ticks = seen.has_ticks or _has_ticks(batch)
             rows = pa.Table.from_batches([batch]).append_column("date", days["ended_at"])
             for name, value in (("source", source), ("run", run), ("ingested_at", at)):
                 rows = rows.append_column(name, pa.array([value] * batch.num_rows))
@@ -491,6 +500,13 @@ def _write_bronze(
     yield pa.RecordBatch.from_pylist(
         [{"path": "", "stats": msgspec.json.encode(seen).decode()}], schema=FACTS
     )
+
+
+def _has_ticks(batch: pa.RecordBatch) -> bool:
+    """True if a row may be of a schedule or of a job of one. This costs 30 ms for a million rows."""
+    ids = batch["job_id"]
+    found = any(pc.any(pc.starts_with(ids, f"{made}:")).as_py() for made in get_args(Made))
+    return found or pc.index(batch["queue"], QUEUE).as_py() >= 0
 
 
 def _note_order(seen: _Seen, numbers: pa.Array) -> None:
@@ -518,10 +534,9 @@ def _are_apart(seen: Sequence[_Seen]) -> bool:
 
 def _plain(queues: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of queues for JSON: instants are whole numbers."""
-    rows = pa.RecordBatch.from_pylist(list(queues), schema=QUEUES)
-    kinds = [pa.int64() if pa.types.is_timestamp(one.type) else one.type for one in QUEUES]
-    columns = [column.cast(kind) for column, kind in zip(rows.columns, kinds, strict=True)]
-    found: list[dict[str, Any]] = pa.RecordBatch.from_arrays(columns, names=QUEUES.names).to_pylist()
+    rows = pa.Table.from_pylist(list(queues), schema=QUEUES)
+    place, instants = QUEUES.get_field_index("head_run_at"), rows["head_run_at"].cast(pa.int64())
+    found: list[dict[str, Any]] = rows.set_column(place, "head_run_at", instants).to_pylist()
     return found
 
 
@@ -536,17 +551,19 @@ def _settings(queues: Sequence[dict[str, Any]]) -> set[tuple[Any, ...]]:
 
 
 class News(NamedTuple):
-    """Rows of a source that the lake does not have yet."""
+    """Rows of a source that the lake does not have yet.
+
+    `attempts`: a function runs a task over each share of a store's rows; None if nothing is new. `until`: the cursor after
+    these rows; None: it is the highest `seq` among them.
+    """
 
     attempts: DataFrame | Callable[[Callable[..., Iterator[pa.RecordBatch]]], DataFrame] | None
-    """A function runs a task over each share of a store's rows. None if nothing is new."""
     queues: list[dict[str, Any]] | None
     until: str | None
-    """The cursor after these rows; None: it is the highest `seq` among them."""
 
 
+# Options that identify the store.
 _NAMING = ("schema", "prefix", "db", "endpoint", "base_url", "account_name")
-"""Options that identify the store."""
 
 
 def source_name(url: str) -> str:

@@ -34,14 +34,14 @@ def _timed(rows: DataFrame) -> DataFrame:
     # A lease gives no right beyond its expiry, however late somebody noticed; without one there is none to end.
     valid_until = F.when(F.col("reserved_at").isNotNull(), F.least("ended_at", "lease_expires_at"))
     times = {
-        "wait_us": _elapsed("run_at", "reserved_at"),
-        "run_us": _elapsed("reserved_at", "ended_at"),
+        "wait_us": elapsed("run_at", "reserved_at"),
+        "run_us": elapsed("reserved_at", "ended_at"),
         "valid_until": valid_until,
     }
     return rows.withColumns(times)
 
 
-def _elapsed(start: str, end: str) -> Column:
+def elapsed(start: str, end: str) -> Column:
     """Null where either is."""
     return F.unix_micros(end) - F.unix_micros(start)
 
@@ -49,10 +49,10 @@ def _elapsed(start: str, end: str) -> Column:
 BY_OUTCOME: tuple[str, ...] = tuple(outcome.value for outcome in Outcome)
 SUMS: tuple[str, ...] = ("executions", *BY_OUTCOME, "total_wait_us", "total_run_us")
 TERMINAL: tuple[str, ...] = tuple(sorted(state.value for state in TERMINAL_STATES))
+# States that no job leaves. Their rows are written once, in a log that keeps the rules.
 FINAL = (JobState.DONE.value, JobState.CANCELLED.value)
-"""States that no job leaves. Their rows are written once, in a log that keeps the rules."""
+# A life is what has one id and one created_at: an id that retention has freed may be given to another job later.
 LIFE = ("source", "job_id", "created_at")
-"""A life is what has one id and one created_at: an id that retention has freed may be given to another job later."""
 
 
 def single_attempts(attempts: DataFrame, *, run: Column) -> DataFrame:
