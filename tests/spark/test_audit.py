@@ -37,7 +37,8 @@ from taskharbor.lake.delta import Lake
 from taskharbor.schedules import QUEUE, Schedule
 from taskharbor.schedules.specification import StoredSchedule
 from taskharbor.schedules.tick_ids import tick_id
-from taskharbor.spark.audit import Kind, audit, audit_store
+from taskharbor.spark.audit import Kind, audit, audit_store, summarise
+from taskharbor.spark.audit.checks import STORE_KINDS
 from taskharbor.spark.audit.stored import Stored
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
 from taskharbor_testkit.histories import generate, generate_with_store, queue_limits
@@ -541,3 +542,11 @@ def test_the_command_writes_attempts_queues_and_what_was_planted(spark: SparkSes
     rows = {name: Lake(f"{folder}.lake").table(f"{name}.attempts").rows for name in ("bronze", "quarantine")}
     assert rows == {"bronze": said["rows"], "quarantine": said["quarantined"]}
     assert (found["queues"], found["planted"] >= 12) == (5, True)
+    # The files have no column `source`.
+    read = {name: spark.read.parquet(f"{folder}/{name}") for name in names}
+    limits = read["queues"].select(
+        "queue", "max_inflight", F.lit(START - timedelta(days=365)).alias("observed_at")
+    )
+    result = summarise(audit(read["attempts"], limits=limits), read["attempts"])
+    kinds = {one.kind for one in read["planted"].collect()}
+    assert (result.rows, kinds - result.kinds.keys()) == (found["attempts"], set(STORE_KINDS) & kinds)

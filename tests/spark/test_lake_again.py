@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -189,6 +191,22 @@ def test_dates_that_cannot_be_computed_are_refused(spark: SparkSession, tmp_path
         reprocess(spark, Lake(tmp_path), date(2026, 3, 2), date(2026, 3, 1))
     with pytest.raises(NoLake, match="pipeline run"):
         reprocess(spark, Lake(tmp_path), date(2026, 3, 1), date(2026, 3, 2))
+    # A job that was created on the day before its end is counted on both.
+    run(spark, Lake(tmp_path), [row(1, reserved_at=3 * 3600, ended_at=3 * 3600 + 1)])
+    for day in (2, 3):
+        with pytest.raises(
+            InvalidRequest, match=rf"no rows of 2027-03-0{day}\.\.2027-03-03: nothing was computed"
+        ):
+            reprocess(spark, Lake(tmp_path), date(2027, 3, day), date(2027, 3, 3))
+    for day in (1, 2):
+        assert reprocess(spark, Lake(tmp_path), date(2026, 3, day), date(2026, 3, day)).run == day + 1
+
+
+def test_dates_that_are_not_past_are_not_dropped(tmp_path: Path) -> None:
+    today = datetime.now(UTC).date()
+    for day in (today, today + timedelta(days=1)):
+        with pytest.raises(InvalidRequest, match="is not past"):
+            vacuum(Lake(tmp_path), before=day)
 
 
 # -- at intervals -------------------------------------------------------------------------------------------------
@@ -337,6 +355,24 @@ def test_a_damaged_file_is_named_and_the_run_is_finished_once_it_is_back(
     assert CliRunner().invoke(root, ["pipeline", *words]).exit_code == 0
     lake.snapshot()
     assert lake.table("silver.attempts").rows == 55
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("outcome = 99", r"row 7 of the attempt log, of queue \w+, has outcome 99"),
+        (
+            "created_at = 253402300800000000",
+            r"row 7 of sqlite:.*, of queue \w+, has a created_at after the year 9999",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named(
+    spark: SparkSession, store: str, tmp_path: Path, change: str, says: str
+) -> None:
+    with closing(sqlite3.connect(store.removeprefix("sqlite:///"))) as database, database:
+        database.execute(f"UPDATE attempts SET {change} WHERE seq = 7")  # noqa: S608
+    assert re.search(says, refused("run", "--url", store, "--lake", str(tmp_path / "lake")))
 
 
 # -- the commands -------------------------------------------------------------------------------------------------

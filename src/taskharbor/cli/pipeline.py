@@ -158,7 +158,8 @@ def audit(settings: Invocation, place: str, waiting_limit: timedelta | None, mas
     if waiting_limit is not None and url is None:
         raise click.UsageError("--waiting-limit is about jobs in a store: give its --url")
     with _session(settings, place, master, partial(_has_few_rows, checked)) as (spark, _, show):
-        from taskharbor.spark.audit import audit_lake
+        from taskharbor.spark.audit.checks import STORE_KINDS
+        from taskharbor.spark.audit.run import audit_lake
 
         show("audit", 0, 1)
         result = audit_lake(spark, checked, url=url, waiting_limit=waiting_limit)
@@ -166,8 +167,9 @@ def audit(settings: Invocation, place: str, waiting_limit: timedelta | None, mas
         out.emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
     else:
         screen = out.console()
-        found = "no violation" if result.is_clean else f"{result.violations:,} violations"
-        headline = f"{found} in {result.rows:,} rows of {result.jobs:,} jobs"
+        broken = out.plural(result.violations, "violation") if result.kinds else "nothing to judge"
+        found = "no violation" if result.is_clean else broken
+        headline = f"{found} in {out.plural(result.rows, 'row')} of {out.plural(result.jobs, 'job')}"
         screen.print(cell(headline, "bold green" if result.is_clean else "bold red"))
         for kind, count in result.kinds.items():
             screen.print(cell(f"{count:>8,}  {kind}", "red"))
@@ -176,6 +178,8 @@ def audit(settings: Invocation, place: str, waiting_limit: timedelta | None, mas
         if result.unchecked:
             missing = "--url of the store" if url is None else "--waiting-limit"
             screen.print(cell(f"not checked without {missing}: {', '.join(result.unchecked)}"))
+        for source in result.without_store:
+            screen.print(cell(f"not checked of {source} without its --url: {', '.join(STORE_KINDS)}"))
     return 0 if result.is_clean else FAILED
 
 
