@@ -339,7 +339,7 @@ a step that did not end well: old:1 1-2, own.a:1 60-90 expired run_at=60, new:1 
     | store own.a:ready:1 run_at=60 payload=minutely
 """)
 
-for name in SCHEDULES.keys() - {"minutely", "catches_up"}:
+for name in sorted(SCHEDULES.keys() - {"minutely", "catches_up"}):
     CLEAN |= cases(
         f"a schedule that may leave out a tick, {name}: old:1 1-2, own.a:1 60-61 released run_at=60, new:1 4000-4001"
         f" | store own.a:scheduled:1 run_at=120 payload={name}"
