@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import partial
 
@@ -9,7 +10,7 @@ import pytest
 
 from bulk.stores import EVERYTHING, LOG_KINDS, add, every_seq, finish, rows, selected, seqs, within
 from drivers.postgres.harness import Raw, log_row
-from taskharbor.bulk.cursors import HistoryGone
+from taskharbor.bulk.cursors import HistoryGone, StoreReplaced
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.drivers.contract import DAY, Driver, QueueSettings
 from taskharbor.drivers.postgres import bulk as reading
@@ -150,10 +151,37 @@ def test_the_rest_of_a_first_pass_survives_retention(store: BulkStore, url: str)
 def test_a_cursor_of_another_store_is_refused(store: BulkStore, url: str, kind: str) -> None:
     add(url, 5)
     strange = "1.4000000000.4000000" if kind == "postgres" else '["strange",false,{"q":4000000}]'
-    with pytest.raises(InvalidRequest, match="another"):
+    with pytest.raises(StoreReplaced, match="another"):
         store.between(strange, strange.replace("4000000", "4000001"), parallelism=2)
     with pytest.raises(InvalidRequest, match="not a cursor"):
         store.limited("nonsense", store.latest(), rows=1)
+
+
+@and_as_brokers_read
+def test_a_log_that_ends_before_its_reader_was_put_back(store: BulkStore, url: str, kind: str) -> None:
+    """On Redis places are instants, so nobody is given one of those that were lost, and the reader goes on."""
+    add(url, 5)
+    end = store.latest()
+    if kind == "postgres":
+        with Raw(parse_url(url)) as raw:
+            raw("DELETE FROM attempts WHERE seq > 3")
+            raw("SELECT setval('attempt_seq', 3)")
+        ahead, end = end, store.latest()
+    else:
+        store_id, is_open, places = json.loads(end)
+        ahead = json.dumps([store_id, is_open, {name: place + 2**40 for name, place in places.items()}])
+    if kind == "redis":
+        assert store.limited(ahead, end, rows=None) == end
+        assert store.between(ahead, end, parallelism=2) == []
+        return
+    with pytest.raises(StoreReplaced, match=r"put back to an earlier time.*a new lake"):
+        store.limited(ahead, end, rows=None)
+    with pytest.raises(StoreReplaced, match="put back"):
+        store.between(ahead, end, parallelism=2)
+    # On PostgreSQL new rows are behind the cursor: transactions go on.
+    add(url, 1)
+    with pytest.raises(StoreReplaced, match="put back"):
+        store.between(ahead, store.latest(), parallelism=2)
 
 
 # -- PostgreSQL: transactions commit in another order than they began ------------------------------------------------

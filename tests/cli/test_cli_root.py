@@ -95,6 +95,16 @@ def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, ur
             for words in (["tables"], ["sql", "SELECT 1"])
         ),
         (["lake", "sql", "SELECT 1", "-f", "parquet"], 2, "usage_error", "--output FILE"),
+        (["lake", "sql", "SELECT 1", "-o", "no/x.csv"], 2, "usage_error", "no folder no"),
+        (["pipeline", "run"], 2, "invalid_request", "memory of one process"),
+        *(
+            (["pipeline", *words, "--url", "what://"], 2, "unknown_driver", "what://")
+            for words in (["run"], ["run", "--every", "1s"])
+        ),
+        *(
+            ([*words, "--lake", "what://"], 2, "invalid_request", "not an object-store URL")
+            for words in (["history"], ["pipeline", "report"], ["lake", "tables"])
+        ),
         (["demo", "--url", "memory://"], 2, "bad_input", "leave out --url"),
         (["enqueue", "greet", "--url", "sqlite:////nowhere/at/all.db"], 3, "backend_unavailable", "/nowhere"),
     ],

@@ -6,14 +6,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from schedules.conftest import EVERYWHERE
 from schedules.harness import MINUTE, START, Harness
 from taskharbor import Client, InvalidRequest, JobState, Schedule, ScheduleNotFound
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.jobs import LATEST, SECOND, to_datetime
+from taskharbor.jobs import LATEST, SECOND, UpdateFlags, to_datetime
 from taskharbor.schedules import QUEUE
+from taskharbor.schedules.specification import StoredSchedule, own_record
 
 
 @pytest.mark.parametrize("store", EVERYWHERE, indirect=True)
@@ -152,3 +154,37 @@ def test_the_synchronous_client() -> None:
         assert schedules.get("s").state == "active"
         schedules.delete("s")
         assert schedules.list() == []
+
+
+@pytest.mark.parametrize("store", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize(
+    ("key", "changes", "error"),
+    [
+        ("evil", {"queue": None}, "queue None cannot have its jobs"),
+        ("evil", {"queue": ""}, "queue '' cannot have its jobs"),
+        ("evil", {"queue": QUEUE}, f"queue '{QUEUE}' cannot have its jobs"),
+        ("evil", {"queue": "a" * 300}, "queue"),
+        ("evil", {"every": 1.1e-6}, "every 1.1e-06: at least 1 second"),
+        ("other", {}, "the schedule 'evil' is stored under the key 'other'"),
+        (None, {}, "the schedule 'evil' is stored under the key None"),
+    ],
+)
+async def test_what_anybody_can_store_harms_no_other_schedule(
+    store: Harness, key: str | None, changes: dict[str, Any], error: str
+) -> None:
+    await store.put()
+    fields: dict[str, Any] = {"every": 60, "queue": "q"} | changes
+    stored = StoredSchedule(spec=Schedule(name="evil", job="j", **fields), since=0)
+    now = store.clock.now()
+    record = replace(own_record(stored, now, now, UpdateFlags()), key=key)
+    await store.driver.enqueue([record], now=now)
+    await store.tick()
+    found = {one.name: one for one in await store.schedules.list()}
+    assert found["s"].error is None
+    assert error in (found[key or ""].error or "")
+    assert await store.jobs("q") == []
+    if key is not None:
+        await store.schedules.delete(key)
+        store.clock.advance(timedelta(minutes=2))
+        await store.tick()
+        assert [one.name for one in await store.schedules.list()] == ["s"]

@@ -107,7 +107,7 @@ async def test_case_1_the_higher_revision_wins(store: Harness) -> None:
 async def test_case_3_what_cannot_be_read_stays_and_harms_no_other(store: Harness) -> None:
     await store.begin("good")
     now = store.clock.now()
-    spec = b'{"spec":{"name":"bad","job":"work","cron":["* * * * *"],"zone":"Mars/Base"},"since":0}'
+    spec = b'{"spec":{"name":"bad","job":"work","queue":"default","cron":["* * * * *"],"zone":"Mars/Base"},"since":0}'
     for payload, key in ((spec, "bad"), (b"\xff", "worse")):
         own = JobRecord(
             id=new_id(), type=TYPE, queue=QUEUE, key=key, payload=payload, run_at_us=now, created_at_us=now

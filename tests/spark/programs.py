@@ -3,6 +3,7 @@
 - `die_midway LAKE SEED CUT TABLE MOMENT` runs the pipeline over the first rows of a history, and is gone before or after it
   commits a table.
 - `speculate MASTER MARKS ROWS URL...` writes with a straggler that Spark runs twice at once, and a task that dies.
+- `terminate WORD...` runs a command that gets SIGTERM while a task runs.
 - `drain MASTER URL FILE SETTINGS` runs workers on executors until all is done, and then until it interrupts itself.
 """
 
@@ -111,6 +112,25 @@ def drain(master: str, url: str, file: str, settings: str) -> None:
     stopped = run_on_executors(spark, app, url, queues=["later"], progress=progress, **one_by_one)
     spark.stop()
     print(json.dumps([drained.ended, stopped.stopped, stopped.cancelled, stopped.done]))
+
+
+def terminate(*words: str) -> None:
+    """A command of the pipeline gets SIGTERM while a task runs."""
+    from taskharbor.cli.root import root
+    from taskharbor.spark import lake
+
+    driver = os.getpid()
+
+    def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        os.kill(driver, signal.SIGTERM)
+        time.sleep(STRAGGLES_FOR)
+        yield from batches
+
+    def run(spark: Any, *_: Any, **__: Any) -> None:
+        spark.range(0, 1, 1, 1).mapInArrow(task, "id long").collect()
+
+    lake.run_pipeline = run  # type: ignore[assignment]
+    root.main([*words])
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ WITH spread AS (
 )
 SELECT source, queue, type, make_timestamptz(bucket * 60000000) AS minute,
     sum(arrivals) AS arrivals, coalesce(sum(starts), 0) AS starts,
-    count(*) FILTER (outcome = 'done') AS completions, count(*) FILTER (outcome = 'dead') AS failures,
+    count(*) FILTER (outcome = 'done') AS completions, count(*) FILTER (state = 'dead') AS failures,
     count(*) FILTER (outcome = 'retried') AS retries, count(*) FILTER (outcome = 'expired') AS expiries,
     count(*) FILTER (outcome = 'released') AS releases, count(*) FILTER (outcome = 'cancelled') AS cancellations,
     count(*) FILTER (outcome = 'requeued') AS requeues,

@@ -7,6 +7,7 @@ All cases are audited together, each as a source of its own: starting Spark jobs
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 from collections import Counter, defaultdict
@@ -32,10 +33,12 @@ from taskharbor.bulk.tables import JOBS
 from taskharbor.cli.root import root
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.jobs import JobState, to_micros
+from taskharbor.lake.delta import Lake
 from taskharbor.schedules import QUEUE, Schedule
 from taskharbor.schedules.specification import StoredSchedule
 from taskharbor.schedules.tick_ids import tick_id
-from taskharbor.spark.audit import Kind, audit, audit_store
+from taskharbor.spark.audit import Kind, audit, audit_store, summarise
+from taskharbor.spark.audit.checks import STORE_KINDS
 from taskharbor.spark.audit.stored import Stored
 from taskharbor.spark.lake.frames import ATTEMPT_COLUMNS
 from taskharbor_testkit.histories import generate, generate_with_store, queue_limits
@@ -336,7 +339,7 @@ a step that did not end well: old:1 1-2, own.a:1 60-90 expired run_at=60, new:1 
     | store own.a:ready:1 run_at=60 payload=minutely
 """)
 
-for name in SCHEDULES.keys() - {"minutely", "catches_up"}:
+for name in sorted(SCHEDULES.keys() - {"minutely", "catches_up"}):
     CLEAN |= cases(
         f"a schedule that may leave out a tick, {name}: old:1 1-2, own.a:1 60-61 released run_at=60, new:1 4000-4001"
         f" | store own.a:scheduled:1 run_at=120 payload={name}"
@@ -529,8 +532,21 @@ def test_the_command_writes_attempts_queues_and_what_was_planted(spark: SparkSes
     words = f"history --rows 500 --days 1 --violations 17 --json --parquet {folder}"
     answer = CliRunner().invoke(root, words.split())
     assert answer.exit_code == 0, answer.output
-    assert '"rows":500' in answer.output
+    said = json.loads(answer.stdout)
     names = ("attempts", "queues", "planted")
     found = {name: spark.read.parquet(f"{folder}/{name}").count() for name in names}
-    assert found["attempts"] >= 500
+    assert found["attempts"] == said["rows"] >= 500
+    assert found["planted"] == said["planted"]
+    words = f"history --rows 500 --days 1 --violations 17 --json --lake {folder}.lake"
+    said = json.loads(CliRunner().invoke(root, words.split()).stdout)
+    rows = {name: Lake(f"{folder}.lake").table(f"{name}.attempts").rows for name in ("bronze", "quarantine")}
+    assert rows == {"bronze": said["rows"], "quarantine": said["quarantined"]}
     assert (found["queues"], found["planted"] >= 12) == (5, True)
+    # The files have no column `source`.
+    read = {name: spark.read.parquet(f"{folder}/{name}") for name in names}
+    limits = read["queues"].select(
+        "queue", "max_inflight", F.lit(START - timedelta(days=365)).alias("observed_at")
+    )
+    result = summarise(audit(read["attempts"], limits=limits), read["attempts"])
+    kinds = {one.kind for one in read["planted"].collect()}
+    assert (result.rows, kinds - result.kinds.keys()) == (found["attempts"], set(STORE_KINDS) & kinds)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -189,6 +191,22 @@ def test_dates_that_cannot_be_computed_are_refused(spark: SparkSession, tmp_path
         reprocess(spark, Lake(tmp_path), date(2026, 3, 2), date(2026, 3, 1))
     with pytest.raises(NoLake, match="pipeline run"):
         reprocess(spark, Lake(tmp_path), date(2026, 3, 1), date(2026, 3, 2))
+    # A job that was created on the day before its end is counted on both.
+    run(spark, Lake(tmp_path), [row(1, reserved_at=3 * 3600, ended_at=3 * 3600 + 1)])
+    for day in (2, 3):
+        with pytest.raises(
+            InvalidRequest, match=rf"no rows of 2027-03-0{day}\.\.2027-03-03: nothing was computed"
+        ):
+            reprocess(spark, Lake(tmp_path), date(2027, 3, day), date(2027, 3, 3))
+    for day in (1, 2):
+        assert reprocess(spark, Lake(tmp_path), date(2026, 3, day), date(2026, 3, day)).run == day + 1
+
+
+def test_dates_that_are_not_past_are_not_dropped(tmp_path: Path) -> None:
+    today = datetime.now(UTC).date()
+    for day in (today, today + timedelta(days=1)):
+        with pytest.raises(InvalidRequest, match="is not past"):
+            vacuum(Lake(tmp_path), before=day)
 
 
 # -- at intervals -------------------------------------------------------------------------------------------------
@@ -257,6 +275,15 @@ def test_runs_at_intervals_ride_out_an_outage_and_end_at_a_signal(redis_url: str
     lake = Lake(tmp_path / "lake")
     lake.snapshot()
     assert lake.table("silver.attempts").rows == 12
+
+
+def test_a_run_that_gets_sigterm_says_that_it_was_interrupted(url: str, tmp_path: Path) -> None:
+    add(url, 1)
+    words = ["terminate", "pipeline", "run", "--url", url, "--lake", str(tmp_path / "lake")]
+    command = [sys.executable, str(Path(__file__).with_name("programs.py")), *words]
+    ended = subprocess.run(command, capture_output=True, check=False, text=True, timeout=120)
+    assert (ended.returncode, "error: interrupted\n" in ended.stderr) == (143, True), ended.stderr
+    assert [line for line in ended.stderr.splitlines() if "ERROR" in line or line.startswith("\tat ")] == []
 
 
 # -- failures of the surroundings ---------------------------------------------------------------------------------
@@ -328,6 +355,24 @@ def test_a_damaged_file_is_named_and_the_run_is_finished_once_it_is_back(
     assert CliRunner().invoke(root, ["pipeline", *words]).exit_code == 0
     lake.snapshot()
     assert lake.table("silver.attempts").rows == 55
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("outcome = 99", r"row 7 of the attempt log, of queue \w+, has outcome 99"),
+        (
+            "created_at = 253402300800000000",
+            r"row 7 of sqlite:.*, of queue \w+, has a created_at after the year 9999",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named(
+    spark: SparkSession, store: str, tmp_path: Path, change: str, says: str
+) -> None:
+    with closing(sqlite3.connect(store.removeprefix("sqlite:///"))) as database, database:
+        database.execute(f"UPDATE attempts SET {change} WHERE seq = 7")  # noqa: S608
+    assert re.search(says, refused("run", "--url", store, "--lake", str(tmp_path / "lake")))
 
 
 # -- the commands -------------------------------------------------------------------------------------------------

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import io
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,18 +14,22 @@ from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from deltalake.fs import DeltaStorageHandler
 from pyspark.sql import SparkSession
 
+from taskharbor.errors import InvalidRequest
 from taskharbor.lake import files
-from taskharbor.lake.delta import Lake, LakeChanged
+from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable
 from taskharbor.lake.files import File, write_files, write_table
-from taskharbor.lake.query import sql
+from taskharbor.lake.query import sql, write_result
 from taskharbor.lake.tables import TABLES
 from taskharbor.lake.upkeep import compact, vacuum
+from taskharbor.spark.failures import PipelineFailed, plain_failures
 from taskharbor.spark.lake import read
 from taskharbor.spark.lake.run import _Change, _Steps
 from taskharbor_testkit.servers.s3 import fresh_s3_url
@@ -105,6 +114,84 @@ def test_readers_see_whole_commits_while_runs_compaction_and_vacuum_go_on(
     keep(lake)
     assert by_duckdb() == by_spark() == (ROWS * runs, runs)
     assert len(lake.table(TABLE).files()) == 2
+
+
+def test_a_query_is_over_when_it_has_answered(lake: Lake) -> None:
+    """A thread of Arrow that still calls Python when Python ends crashes the process, or hangs it."""
+    for run in range(1, 13):
+        add(lake, run)
+
+    def reading() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, DeltaStorageHandler)]
+
+    query = f"SELECT executions FROM {TABLE} LIMIT 1"  # noqa: S608
+    assert (sql(lake, query).num_rows, reading()) == (1, [])
+    with pytest.raises(InvalidRequest, match="'w"):
+        sql(lake, query.replace("executions", "worker::int"))
+    assert reading() == []
+    options = "?" + urlencode(lake.place.options).replace("=true", "=on") if lake.place.options else ""
+    command = ["lake", "sql", "--lake", lake.place.root + options, "-f", "csv", query]
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-m", "taskharbor", *command], capture_output=True, check=False, timeout=60
+        )
+        assert (ended.returncode, ended.stdout[:13], ended.stderr) == (0, b'"executions"\n', b"")
+
+
+METADATA = """Generic S3 error
+   \x1b[31m\u21b3\x1b[0m Error performing PUT http://169.254.169.254/latest/api/token in 2 ms
+    \x1b[31m\u21b3\x1b[0m 403 Forbidden
+     \x1b[31m\u21b3\x1b[0m <?xml version="1.0"?>
+<Error><Code>No</Code></Error>"""
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (METADATA, "the object store is reached without credentials: give them in the environment of every"),
+        (METADATA.replace("169.254.169.254", "here"), "Generic S3 error: Error performing PUT http://here/"),
+    ],
+)
+def test_what_an_object_store_tells_a_task_is_one_sentence(
+    spark: SparkSession, said: str, sentence: str
+) -> None:
+    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        raise OSError(said)
+
+    with pytest.raises(PipelineFailed) as failed, plain_failures():
+        spark.range(1).mapInArrow(fail, "id long").collect()
+    assert str(failed.value).startswith(sentence)
+    assert str(failed.value).isprintable()
+
+
+def test_a_bucket_that_is_not_there_is_one_sentence() -> None:
+    place = urlsplit(fresh_s3_url())._replace(netloc="no-such-bucket").geturl()
+    with pytest.raises(LakeUnreadable, match=r"cannot be read: The specified bucket does not exist$"):
+        Lake(place).tables()
+
+
+def test_every_result_can_be_written(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    add(lake, 1)
+    columns = "'\\x00\\xff'::blob AS bytes, [1, 2] AS list, NULL AS none, 1 AS one, 2 AS one, 3 AS \"ONE\""
+    at = "TIMESTAMPTZ '2026-03-01 01:02:03.5Z' AS at"
+    rows = sql(lake, f"SELECT {columns}, {at}, worker FROM {TABLE} ORDER BY worker DESC")  # noqa: S608
+    names = ["bytes", "list", "none", "one", "one_1", "ONE_2", "at", "worker"]
+
+    def written(kind: str) -> io.BytesIO:
+        write_result(rows, kind, sink := io.BytesIO())
+        return io.BytesIO(sink.getvalue())
+
+    first, second, *_ = written("csv").read().decode().splitlines()
+    assert (first, second) == (
+        ",".join(f'"{name}"' for name in names),
+        r'"\x00\xFF","[1, 2]",,1,2,3,2026-03-01 01:02:03.500000Z,"w2"',
+    )
+    values = ["AP8=", [1, 2], None, 1, 2, 3, "2026-03-01T01:02:03.500000Z", "w2"]
+    assert json.load(written("json"))[0] == dict(zip(names, values, strict=True))
+    assert parquet.read_table(written("parquet")).column_names == names
+    with pytest.raises(InvalidRequest, match="there is no query"):
+        sql(lake, " -- nothing")
 
 
 def test_a_reader_goes_on_with_the_version_that_it_opened(spark: SparkSession, lake: Lake) -> None:

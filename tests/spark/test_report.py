@@ -132,6 +132,9 @@ BURST = made_up(
     totals=msgspec.structs.replace(made_up().totals, busiest_minute_us=START),
 )
 VIOLATIONS = ["3 violations in 10 leases of 9 jobs.", "2 overlapping leases", "job 7"]
+MANY = made_up(totals=msgspec.structs.replace(made_up().totals, executions=201, dead=3))
+ESTIMATES = ["95% within about ", "one in twenty took about ", "is between 97.7% and 100%"]
+COUNTED = ["3 are dead now: the others were requeued since.", "Counted at the end of each minute: at most "]
 OWN_SCALE = "scale of their own"
 
 
@@ -144,8 +147,9 @@ OWN_SCALE = "scale of their own"
         (BARE, ["Nothing was completed.", "2 stores"], "Run time"),
         (BURST, [OWN_SCALE], "Nothing"),
         (made_up(), ["Run time"], OWN_SCALE),
+        (MANY, [*ESTIMATES, *COUNTED], OWN_SCALE),
     ],
-    ids=["violations", "no audit", "no rows", "no leases", "burst", "calm"],
+    ids=["violations", "no audit", "no rows", "no leases", "burst", "calm", "many"],
 )
 def test_the_page_says_what_there_is(data: ReportData, said: list[str], unsaid: str) -> None:
     """It leaves out what it cannot show."""
@@ -225,4 +229,5 @@ def test_the_summary_fits_a_terminal_and_cannot_steer_it() -> None:
     said = screen.getvalue()
     assert "No violation in 3,921 leases of 2,931 jobs." in said
     assert "\x1b" not in said
+    assert "at the end of 60 s" in said
     assert max(map(len, said.splitlines())) <= 100

@@ -4,6 +4,7 @@ column is what."""
 from __future__ import annotations
 
 import json
+import math
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -234,11 +235,19 @@ def test_a_row_with_its_own_time_does_not_mind_the_delay_of_all() -> None:
         ({"priority": pa.array([1, 99_999]), "n": pa.array([1, 2])}, "priority 99999"),
         ({"priority": pa.array(["1", "2"]), "n": pa.array([1, 2])}, "priority '1'"),
         ({"payload": pa.array([b"{}", b"1" * 2_000_000])}, "store the data elsewhere"),
+        *(
+            ({name: pa.array(values), "type": pa.array(["t", "t"])}, "JSON has no NaN and no infinity")
+            for name, values in (
+                ("n", [1.0, math.nan]),
+                ("payload", [{"a": [1.0]}, {"a": [-math.inf]}]),
+                ("n", [None, {"a": {"b": math.inf}}]),
+            )
+        ),
         ({"delay": pa.array([1.0, -1.0]), "n": pa.array([1, 2])}, "lies in the past"),
         ({"run_at": pa.array([datetime(2030, 1, 1)] * 2), "n": pa.array([1, 2])}, "has no time zone"),
         (
             {"run_at": pa.array(["soon"] * 2), "n": pa.array([1, 2])},
-            "column run_at holds 'soon': give a timestamp",
+            "column run_at holds 'soon': give a timestamp, such as to_timestamp(run_at)",
         ),
         (
             {"update": pa.array(["yes"] * 2), "n": pa.array([1, 2])},

@@ -14,6 +14,14 @@ class HistoryGone(TaskHarborError):
     """Retention removed rows of the attempt log that a reader had not seen yet."""
 
 
+class StoreReplaced(TaskHarborError):
+    """The store is not the one that a reader of the attempt log has read, or was put back to an earlier time."""
+
+
+# What helps a reader that cannot go on.
+ANEW = "begin anew: a stream with a fresh checkpoint, the pipeline with a new lake"
+
+
 class LogCursor(msgspec.Struct, array_like=True, frozen=True):
     """The last place that was read in each stream. Of a stream without a place nothing was read, and all its rows must be there.
     With `is_open`, the reader takes such a stream from its present beginning. The cursor of the beginning is the same for every
@@ -52,9 +60,15 @@ def parse(text: str, log: LogState) -> LogCursor:
             f"{text[:60]!r} is not a cursor of this store: pass on what `start` or `latest` gave"
         ) from None
     if cursor.store_id not in ("", log.store_id):
-        raise InvalidRequest(
-            "the cursor belongs to another store, or to this one before it lost all its data. Begin with a fresh checkpoint"
+        raise StoreReplaced(
+            f"the cursor belongs to another store, or to this one before it lost all its data: {ANEW}"
         )
+    for one in log.streams:
+        if not one.is_timed and (place := cursor.places.get(one.name, 0)) > one.last:
+            raise StoreReplaced(
+                f"the attempt log ends at {one.last}, and this reader has read up to {place}: the store was put back to an "
+                f"earlier time or is another one. To read what came since, {ANEW}"
+            )
     return cursor
 
 
@@ -74,9 +88,8 @@ def ranges_between(log: LogState, first: LogCursor, last: LogCursor) -> list[Log
 
 
 def never_back(log: LogState, first: LogCursor, last: LogCursor) -> LogCursor:
-    """Return `last`, but no place before `first`. If retention removed the end of a log, the log ends before its reader. One
-    exception: the store itself went back, because a replica without the last rows took over. Then the reader steps back with
-    it."""
+    """Return `last`, but no place before `first`. One exception: a timed stream went back, because a replica without the last
+    rows took over. Then the reader steps back with it."""
     ends = {one.name: one.last for one in log.streams}
     back = {
         name: min(place, ends.get(name, place))
@@ -110,7 +123,7 @@ def _gone(one: LogRange, how: str, advice: str) -> HistoryGone:
     whose = "" if one.queue is None else f" of queue {one.queue!r}"
     return HistoryGone(
         f"rows of the attempt log{whose} after {one.after} were removed {how} before this reader came to them. {advice}, or "
-        "begin with a fresh checkpoint"
+        f"{ANEW}"
     )
 
 

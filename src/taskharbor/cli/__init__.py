@@ -20,12 +20,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 
 def main() -> None:
     """The console script."""
     from taskharbor.cli.root import root
 
-    root.main()
+    try:
+        root.main()
+    except SystemExit as end:
+        if "duckdb" in sys.modules:
+            # Threads of Arrow may outlive their query for a moment, and crash a process that takes down what they use.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(end.code or 0))
+        raise
 
 
 __all__ = ["main"]

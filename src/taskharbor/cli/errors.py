@@ -7,6 +7,7 @@
   4  a worker lost threads to handlers that do not come back: start it again
   5  the pipeline's run is done, and rows of the log went into quarantine
 130  interrupted (Ctrl-C)
+143  the pipeline was interrupted by SIGTERM
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ UNAVAILABLE = 3
 WORN_OUT = 4
 QUARANTINED = 5
 INTERRUPTED = 130
+TERMINATED = 143
 
 _ANSWERS: tuple[tuple[type[errors.TaskHarborError], int, str], ...] = (
     (errors.ThreadsLost, WORN_OUT, ""),

@@ -54,6 +54,8 @@ def sql(settings: Invocation, place: str, query: str, kind: str, output: Path | 
     """Ask in SQL: `SELECT count(*) FROM silver.attempts`."""
     if kind == "parquet" and output is None:
         raise click.UsageError("a Parquet file needs a name: --output FILE")
+    if output is not None and not output.parent.is_dir():
+        raise click.UsageError(f"--output: there is no folder {output.parent}")
     opened = lake_at(place)
     from taskharbor.lake.query import sql as ask
     from taskharbor.lake.query import write_result

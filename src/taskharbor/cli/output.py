@@ -244,7 +244,7 @@ def kept_text(kept: Micros | None) -> str:
 
 def plural(count: int, noun: str) -> str:
     """1 job, 2 jobs."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def count_text(count: int) -> str:

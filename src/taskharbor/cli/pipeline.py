@@ -4,6 +4,7 @@ a log that looks like production, to try the pipeline on and to prove the audit 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 import time
@@ -20,7 +21,8 @@ import msgspec
 
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
-from taskharbor.cli.errors import FAILED, QUARANTINED
+from taskharbor.cli.errors import FAILED, QUARANTINED, TERMINATED, CommandFailed
+from taskharbor.cli.errors import report as report_error
 from taskharbor.cli.options import Invocation, option
 from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.drivers.urls import shown_url
@@ -63,7 +65,7 @@ def run(
 ) -> int:
     """Take in what is new since the last run; exit with 5 where rows went into quarantine."""
     if reprocess is None:
-        opt.require_store(settings)
+        _require_store(settings)
     elif every or objectives:
         raise click.UsageError("--reprocess takes in nothing new: give it without --every and --objectives")
     began, found = time.monotonic(), Counter[str]()
@@ -150,13 +152,14 @@ def audit(settings: Invocation, place: str, waiting_limit: timedelta | None, mas
     if url is not None:
         from taskharbor.spark.audit.run import held_source
 
-        opt.require_store(settings)
+        _require_store(settings)
         # The environment's store need not be one of this lake. One that is given has to be.
         url = url if settings.given_url or held_source(checked, url) else None
     if waiting_limit is not None and url is None:
         raise click.UsageError("--waiting-limit is about jobs in a store: give its --url")
     with _session(settings, place, master, partial(_has_few_rows, checked)) as (spark, _, show):
-        from taskharbor.spark.audit import audit_lake
+        from taskharbor.spark.audit.checks import STORE_KINDS
+        from taskharbor.spark.audit.run import audit_lake
 
         show("audit", 0, 1)
         result = audit_lake(spark, checked, url=url, waiting_limit=waiting_limit)
@@ -164,8 +167,9 @@ def audit(settings: Invocation, place: str, waiting_limit: timedelta | None, mas
         out.emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
     else:
         screen = out.console()
-        found = "no violation" if result.is_clean else f"{result.violations:,} violations"
-        headline = f"{found} in {result.rows:,} rows of {result.jobs:,} jobs"
+        broken = out.plural(result.violations, "violation") if result.kinds else "nothing to judge"
+        found = "no violation" if result.is_clean else broken
+        headline = f"{found} in {out.plural(result.rows, 'row')} of {out.plural(result.jobs, 'job')}"
         screen.print(cell(headline, "bold green" if result.is_clean else "bold red"))
         for kind, count in result.kinds.items():
             screen.print(cell(f"{count:>8,}  {kind}", "red"))
@@ -174,6 +178,8 @@ def audit(settings: Invocation, place: str, waiting_limit: timedelta | None, mas
         if result.unchecked:
             missing = "--url of the store" if url is None else "--waiting-limit"
             screen.print(cell(f"not checked without {missing}: {', '.join(result.unchecked)}"))
+        for source in result.without_store:
+            screen.print(cell(f"not checked of {source} without its --url: {', '.join(STORE_KINDS)}"))
     return 0 if result.is_clean else FAILED
 
 
@@ -185,7 +191,7 @@ def report(settings: Invocation, place: str, output: Path | None, master: str | 
     checked = _snapshot(place)
     url = settings.url if settings.given_url or settings.environment_url or settings.app else None
     if url is not None:
-        opt.require_store(settings)
+        _require_store(settings)
     with _session(settings, place, master, partial(_has_few_rows, checked)) as (spark, _, show):
         from taskharbor.spark.audit import audit_lake
         from taskharbor.spark.report import collect, summary, write_page
@@ -244,6 +250,7 @@ def _session(
     is_quiet: bool = False,
 ) -> Iterator[tuple[Any, Any, out.Show]]:
     """A SparkSession, the lake, and how to show progress. No type is named: no command imports PySpark."""
+    lake = lake_at(place)
     with out.progress(settings, on_terminal_only=is_quiet) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
@@ -251,10 +258,28 @@ def _session(
         fitting = None if has_few_rows() else FOR_MILLIONS
         spark = local_session("taskharbor pipeline", master=master, settings=fitting, archive=True)
         from taskharbor.spark.failures import plain_failures
-        from taskharbor.spark.lake import Lake
 
-        with plain_failures():
-            yield spark, Lake(place), show
+        def end(*_: object) -> None:
+            code = report_error(CommandFailed("interrupted", code=TERMINATED, kind="aborted"), settings)
+            # Java and Py4J would each tell at length of the calls and tasks that are cut off.
+            if java := getattr(spark.sparkContext._gateway, "proc", None):
+                java.kill()
+            os._exit(code)
+
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            with plain_failures():
+                yield spark, lake, show
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _require_store(settings: Invocation) -> None:
+    """Refuse what tasks could not read before Spark starts."""
+    from taskharbor.spark.session import require_shared_store
+
+    opt.require_store(settings)
+    require_shared_store(settings.url)
 
 
 def lake_at(place: str) -> Any:
@@ -289,11 +314,14 @@ def _has_few_rows(checked: Any) -> bool:
 @option("--rows", opt.COUNT, "How many attempts.", 100_000)
 @option("--days", opt.COUNT, "Over how many days.", 7)
 @option("--seed", int, "The same seed makes the same rows.", 0)
-@option("--violations", click.IntRange(min=0), "Break the guarantees this often.", 0)
+@option("--violations", click.IntRange(min=0), "Break the guarantees about this often.", 0)
 @option("--lake", "PLACE", "Run it through this lake.")
 @option("--parquet", opt.FOLDER, "Write it below this folder: attempts, queues, planted.")
 def history(settings: Invocation, /, lake: str | None, parquet: Path | None, **wanted: int) -> None:
-    """Make up a realistic history in a lake, in files, or in the store of --url; clean or with planted violations."""
+    """Make up a history: --lake, --parquet or --url.
+
+    It looks like production. It is clean, or violations are planted in it.
+    """
     places = [str(one) for one in (lake, parquet, settings.given_url) if one is not None]
     if len(places) != 1:
         raise click.UsageError("say where it goes: either --lake DIR, --parquet DIR or --url URL")
@@ -302,6 +330,8 @@ def history(settings: Invocation, /, lake: str | None, parquet: Path | None, **w
         raise click.UsageError("a store keeps the guarantees: give --violations with --lake or --parquet")
     from taskharbor.spark.session import check, local_session
 
+    if lake is not None:
+        lake_at(lake)
     if not is_store:
         check()
     try:
@@ -312,14 +342,22 @@ def history(settings: Invocation, /, lake: str | None, parquet: Path | None, **w
             "made-up histories are part of the testkit: pip install 'taskharbor-testkit[histories]'"
         ) from missing
 
-    began, count, rows, seed = time.monotonic(), 0, wanted["rows"], wanted["seed"]
+    began, count, apart, rows, seed = time.monotonic(), 0, 0, wanted["rows"], wanted["seed"]
     if is_store:
         rows = asyncio.run(fill_store(settings.url, rows=rows, days=wanted["days"], seed=seed))
     elif lake is not None:
-        count = fill_lake(local_session("taskharbor history"), lake, **wanted)
+        rows, apart, count = fill_lake(local_session("taskharbor history"), lake, **wanted)
     elif parquet is not None:
-        count = write_parquet(local_session("taskharbor history"), parquet, **wanted)
+        rows, count = write_parquet(local_session("taskharbor history"), parquet, **wanted)
     place, seconds = shown_url(places[0]), time.monotonic() - began
-    document = {"rows": rows, "planted": count, "seed": seed, "seconds": seconds, "path": place}
+    document = {
+        "rows": rows,
+        "planted": count,
+        "quarantined": apart,
+        "seed": seed,
+        "seconds": seconds,
+        "path": place,
+    }
     text = f"{rows:,} attempts, {count:,} violations planted, in {place} ({seconds:.1f} s)"
+    text += f"; {apart:,} of the attempts are in quarantine" if apart else ""
     out.answer(settings, out.rounded(document), text)

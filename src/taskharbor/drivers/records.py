@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
-from taskharbor.errors import InvalidRequest, JobDamaged
+from taskharbor.errors import InvalidRequest, JobDamaged, TaskHarborError
 from taskharbor.jobs import (
     SECOND,
     Attempt,
@@ -206,8 +206,10 @@ class LogStream(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The place of the last row that was ever written; 0: none."""
     trimmed: int | None
     """The highest place of a row that retention removed; 0: none; None: the store does not know."""
-    is_dense: bool
+    is_dense: bool = False
     """True if places follow one another without a gap, from 1 on."""
+    # True if places come from a clock. Then a store that lost its last rows gives none of their places to others.
+    is_timed: bool = False
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -279,7 +281,11 @@ class Greeting(msgspec.Struct, kw_only=True):
 def numbered_attempt(row: Sequence[Any]) -> Attempt:
     """Make a row of the log from columns in the order of its fields, with numbers for outcome and state."""
     fields = dict(zip(Attempt.__struct_fields__, row, strict=False))
-    fields |= {"outcome": OUTCOMES[fields["outcome"]], "state": STATES[fields["state"]]}
+    try:
+        fields |= {"outcome": OUTCOMES[fields["outcome"]], "state": STATES[fields["state"]]}
+    except IndexError:
+        said = "row {seq} of the attempt log, of queue {queue}, has outcome {outcome} and state {state}: not both are known"
+        raise TaskHarborError(said.format_map(fields)) from None
     return Attempt(**fields)
 
 

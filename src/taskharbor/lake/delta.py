@@ -24,11 +24,13 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from taskharbor.errors import InvalidRequest, TaskHarborError
 from taskharbor.lake.files import File
-from taskharbor.lake.storage import parse_place
+from taskharbor.lake.storage import parse_place, plain_failure
 from taskharbor.lake.tables import BRONZE, TABLES, WHOLE
 
 # The id of our application transactions, and our place in a commit's metadata.
 _APP = _KEY = "taskharbor"
+# Commits of other engines that leave the rows as they are.
+_KEEPING = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 # What deltalake raises.
 LibraryError = DeltaError
 
@@ -83,7 +85,9 @@ class Table:
         except TableNotFoundError:
             pass
         except (DeltaError, OSError) as error:
-            raise LakeUnreadable(f"the table {name} of {self.lake} cannot be read: {error}") from error
+            raise LakeUnreadable(
+                f"the table {name} of {self.lake} cannot be read: {plain_failure(error)}"
+            ) from error
 
     @property
     def run(self) -> int:
@@ -92,13 +96,18 @@ class Table:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The record of the run in its last commit."""
+        """The record of the run in its last commit. Raises LakeUnreadable if others have changed the rows since."""
+        if self.delta is None:
+            return {}
         # The newest commit, unless another engine has kept the table in order since.
-        for limit in (1, None):
-            for commit in [] if self.delta is None else self.delta.history(limit):
-                if _KEY in commit:
-                    return dict(commit[_KEY])
-        return {}
+        for commit in (one for limit in (1, None) for one in self.delta.history(limit)):
+            if _KEY in commit:
+                return dict(commit[_KEY])
+            if commit.get("operation") not in _KEEPING:
+                break
+        raise LakeUnreadable(
+            f"{self.name} of {self.lake} was changed by another program, or lost commits: restore its folder, or make a new lake"
+        )
 
     def files(self, dates: Collection[date | None] | None = None) -> list[File]:
         """Return the table's files, only of these dates if some are given."""
@@ -134,7 +143,7 @@ class Table:
         there = {one.path: one.size for one in listed}
         if gone := [file.path for file in self.files() if there.get(file.path) != file.size]:
             raise LakeUnreadable(
-                f"{len(gone)} files of {self.name} in {self.lake} are missing or damaged, such as {gone[0]}: restore them, or "
+                f"files of {self.name} in {self.lake} are missing or damaged ({len(gone)}), such as {gone[0]}: restore them, or "
                 "make a new lake"
             )
 
@@ -142,6 +151,8 @@ class Table:
         self, run: int, added: Sequence[File], removed: Sequence[File] = (), record: object = None
     ) -> None:
         """Add and remove files as one, for this run. Raises LakeChanged unless the table is as it was when it was opened."""
+        # No commit of ours may hide one of another program.
+        _ = self.record
         if self.run >= run:
             raise LakeChanged(self._changed)
         now = time.time_ns() // 1_000_000
@@ -216,8 +227,15 @@ class Lake:
         return found
 
     def record(self) -> RunRecord:
-        """Return the record of the newest run."""
-        return record_of(self.table(BRONZE))
+        """Return the record of the newest run. Raises LakeUnreadable if bronze went back behind a table that is made of it."""
+        # Bronze is the first to have a run, so it is opened last.
+        tables = {name: self.table(name) for name in reversed(TABLES)}
+        bronze = tables[BRONZE]
+        if ahead := ", ".join(f"{name} ({one.run})" for name, one in tables.items() if one.run > bronze.run):
+            raise LakeUnreadable(
+                f"{BRONZE} of {self} has run {bronze.run}, others a later one: {ahead}. Restore its commits, or make a new lake"
+            )
+        return msgspec.convert(bronze.record, RunRecord)
 
     def snapshot(self) -> Snapshot:
         """Open all tables of one run, and check that nothing of them is missing.
@@ -233,9 +251,11 @@ class Lake:
                 f"the lake {self} has tables without run {newest}, with the run that they have: {late}. A run is going on, or "
                 "one was ended, or commits are missing. `taskharbor pipeline run` finishes a run; it cannot restore a commit"
             )
+        # Bronze is the first.
+        record, *_ = [msgspec.convert(one.record, RunRecord) for one in tables.values()]
         for table in tables.values():
             table.check_files()
-        record, rows = record_of(tables[BRONZE]), {name: table.rows for name, table in tables.items()}
+        rows = {name: table.rows for name, table in tables.items()}
         given, bronze = sum(record.totals.values()), rows[BRONZE]
         silver, apart = rows["silver.attempts"], rows["quarantine.attempts"]
         if not given == bronze == silver + apart:
@@ -253,14 +273,3 @@ class Snapshot(NamedTuple):
     run: int
     tables: dict[str, Table]
     record: RunRecord
-
-
-def record_of(bronze: Table) -> RunRecord:
-    """The record of bronze's last run."""
-    found = bronze.record
-    if bronze.run and not found:
-        raise LakeUnreadable(
-            f"no commit of {bronze.name} in {bronze.lake} says how far the log was read: its commits were removed, or made by "
-            "another program"
-        )
-    return msgspec.convert(found, RunRecord)

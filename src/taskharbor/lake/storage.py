@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,18 @@ from deltalake.fs import DeltaStorageHandler
 
 from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor.errors import InvalidRequest
+
+# Where libraries ask for credentials on machines of a cloud, if they were given none.
+_METADATA = ("169.254.169.254", "metadata.google.internal")
+
+
+def plain_failure(error: object) -> str:
+    """What an object store's library says in coloured lines, as one sentence."""
+    text = re.sub(r"\x1b\[\d*m|\u21b3", "", str(error)).strip()
+    if any(host in text for host in _METADATA):
+        return "the object store is reached without credentials: give them in the environment of every process, or in the URL"
+    answer = re.search(r"<Message>(.*?)</Message>", text)
+    return answer[1] if answer else ": ".join(filter(None, map(str.strip, text.splitlines())))
 
 
 class LakePlace(msgspec.Struct, frozen=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import msgspec
 from deltalake import WriterProperties
 from deltalake.exceptions import CommitFailedError
 
+from taskharbor.errors import InvalidRequest
 from taskharbor.lake.delta import Lake, LakeChanged
 from taskharbor.lake.files import counted
 from taskharbor.lake.tables import BRONZE, WHOLE
@@ -51,7 +52,9 @@ def compact(lake: Lake) -> CompactSummary:
 
 def vacuum(lake: Lake, *, keep_for: timedelta = KEEP_FOR, before: date | None = None) -> VacuumSummary:
     """Remove files that no version younger than `keep_for` needs, those of lost tasks among them. `before`: drop the rows of
-    earlier dates first; their files go once no younger version has them."""
+    earlier dates first; their files go once no younger version has them. Raises InvalidRequest unless it is past."""
+    if before is not None and before >= datetime.now(UTC).date():
+        raise InvalidRequest(f"{before} is not past: its rows would be dropped while they are written")
     dropped = 0 if before is None else _drop_dates(lake, before)
     hours, removed = math.ceil(keep_for / timedelta(hours=1)), 0
     known: Any = {"dry_run": False, "enforce_retention_duration": False, "full": True}

@@ -263,7 +263,7 @@ class AsyncSchedules:
 
     async def _change(self, name: str, run_at: Micros, **state: Any) -> None:
         now = await self._client.now()
-        before = decode((await self._one(name, now)).payload)
+        before = read((await self._one(name, now)).payload).stored
         stored = replace(before, **state)
         if before.paused is None and stored.paused is None:
             return  # A repeated resume forgets no tick that is due.
@@ -277,14 +277,14 @@ class AsyncSchedules:
         for one in held:
             try:
                 reading = read(one.payload)
+                queue = reading.spec.queue or ""
+                if queue not in keeps:
+                    keep_done = (await driver.settings(queue)).keep_done_us
+                    keeps[queue] = LATEST if keep_done is None else keep_done
             except InvalidRequest as error:
                 readings.append(str(error))
                 ids.append({})
                 continue
-            queue = reading.spec.queue or ""
-            if queue not in keeps:
-                keep_done = (await driver.settings(queue)).keep_done_us
-                keeps[queue] = LATEST if keep_done is None else keep_done
             # Older jobs may be gone.
             since = max(reading.stored.since, now - keeps[queue])
             ticks = reading.ticks(since, min(now, one.record.run_at_us - 1), _LOOK_BACK)

@@ -279,6 +279,10 @@ class Reading:
         self.stored = stored
         self.spec = spec = stored.spec
         us = {field: round((getattr(spec, field) or 0) * SECOND) for field in _DURATIONS}
+        # Whoever may enqueue can store anything in the queue of the schedules.
+        _check(spec.queue not in ("", None, QUEUE), f"queue {spec.queue!r} cannot have its jobs")
+        _check(spec.cron or us["every"] >= SECOND, f"every {spec.every!r}: at least 1 second")
+        _check(len(spec.cron or ()) <= MOST_EXPRESSIONS, f"more than {MOST_EXPRESSIONS} expressions")
         self.times = times_of(tuple(spec.cron or ()), us["every"], us.get("offset", 0), spec.zone)
         self.start: Micros = 0 if spec.start is None else to_micros(spec.start)
         ends = (stored.until, None if spec.end is None else to_micros(spec.end), FAR - 1)

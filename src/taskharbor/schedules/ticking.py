@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from taskharbor.client import chunks
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, Extension, JobFilter, Release, RetryAt, Settlement
-from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
+from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import TERMINAL_STATES, Failure, JobRecord, JobState, Micros, UpdateFlags, to_datetime
 from taskharbor.schedules import QUEUE
 from taskharbor.schedules.specification import FAR, LEASE, MOST_AT_ONCE, Reading, own_record, read
@@ -91,7 +91,10 @@ async def tick(driver: Driver, now: Micros, worker: str, clock: Clock | None = N
 def _planned(record: JobRecord, now: Micros) -> _Step:
     step = _Step(record)
     try:
-        step.reading = reading = read(record.payload)
+        reading = read(record.payload)
+        if reading.spec.name != record.key:
+            raise InvalidRequest(f"the schedule {reading.spec.name!r} is stored under the key {record.key!r}")
+        step.reading = reading
         following: Micros | None = None
         if reading.stored.paused is None:
             step.ticks = reading.due(record.run_at_us, now)

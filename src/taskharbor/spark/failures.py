@@ -11,9 +11,10 @@ from pyspark.errors import PySparkException
 
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.lake.delta import LibraryError
+from taskharbor.lake.storage import plain_failure
 
-# The last line of a traceback of Python, which a task sends.
-_PYTHON = re.compile(r"^(?:\w+\.)*([A-Z]\w+): (.+)$", re.MULTILINE)
+# The last line of a traceback of Python, which a task sends, and the causes that an object store's library lists below it.
+_PYTHON = re.compile(r"^(?:\w+\.)*([A-Z]\w+): (.+(?:\n(?:.*\u21b3|<).*)*)$", re.MULTILINE)
 _CAUSES = {
     "a file is damaged": r"CANNOT_READ_FILE|FAILED_READ_FILE|not a Parquet file|Parquet magic bytes",
     "the disk is full": r"No space left on device|File too large",
@@ -35,13 +36,16 @@ def plain_failures() -> Iterator[None]:
         if isinstance(error, TaskHarborError):
             raise
         text = str(error)
-        in_task = _PYTHON.findall(text) if isinstance(error, (PySparkException, Py4JError)) else []
-        name, reason = in_task[-1] if in_task else ("", text.strip().partition("\n")[0])
+        is_of_spark = isinstance(error, (PySparkException, Py4JError))
+        in_task = _PYTHON.findall(text) if is_of_spark else []
+        name, reason = (
+            in_task[-1] if in_task else ("", text.strip().partition("\n")[0] if is_of_spark else text)
+        )
         if name == BackendUnavailable.__name__:
             raise BackendUnavailable(reason) from error
         cause = next((cause for cause, pattern in _CAUSES.items() if re.search(pattern, text)), None)
         if cause is None:
-            raise PipelineFailed(reason) from error
+            raise PipelineFailed(plain_failure(reason)) from error
         path = _PATH.search(text if cause.startswith("a file") else reason)
         where = f" ({path[1]})" if path else ""
         raise PipelineFailed(f"{cause}{where}; no part of this run counts that was not committed") from error

@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
 from random import Random
@@ -40,6 +40,7 @@ from taskharbor.retry import RetryPolicy
 from taskharbor.worker.backend_loop import Engine, stay
 from taskharbor.worker.fetch import Allowance, Assignment, OnStart, Outage, WorkerConfig
 from taskharbor.worker.heartbeat_process import HeartbeatProcess, WatchedWorker
+from taskharbor.worker.lifespan_limit import LifespanLimit
 from taskharbor.worker.logs import logged
 from taskharbor.worker.process_setup import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool, SuspectPool
@@ -213,6 +214,7 @@ class Worker:
             raise InvalidRequest(f"heartbeat_process: {wanted}")
         self._every_type = every_type
         self._lifespan = lifespan
+        self._limit: LifespanLimit | None = None
         self._on_start = on_start
         self._middleware = list(middleware)
         self._codecs = codecs or CodecRegistry()
@@ -294,8 +296,13 @@ class Worker:
     def run(self) -> None:
         """Work until stopped. SIGINT or SIGTERM: gracefully; a second one: at once."""
         refuse_in_loop("worker.run()", "await worker.run_async()")
-        with self._interrupts(), tuned_interpreter():
-            asyncio.run(self.run_async())
+        self._limit = LifespanLimit(self.config.grace, self.config.max_seconds)
+        try:
+            with self._interrupts(self._limit), tuned_interpreter():
+                asyncio.run(self.run_async())
+        finally:
+            self._limit.close()
+            self._limit = None
 
     async def run_async(self) -> None:
         """Work until stopped, with handlers on the calling event loop and the backend on a thread.
@@ -310,7 +317,8 @@ class Worker:
                 "this worker has no handlers, so there is nothing that it could run: register one, or declare jobs on an app"
             )
         async with entered(self._lifespan):
-            await self._run_async()
+            with nullcontext() if self._limit is None else self._limit.suspended():
+                await self._run_async()
 
     async def _run_async(self) -> None:
         ended: Future[None] = Future()
@@ -473,7 +481,7 @@ class Worker:
 
     # -- signals --------------------------------------------------------------------------------------------
 
-    def _interrupts(self) -> AbstractContextManager[None]:
+    def _interrupts(self, limit: LifespanLimit) -> AbstractContextManager[None]:
         """Not the loop's own handlers: a signal must be heard while a handler blocks the loop."""
         received = 0
 
@@ -481,10 +489,13 @@ class Worker:
             nonlocal received
             received += 1
             if received == 1:
-                log.info("stopping: running jobs get %g s (a second signal stops at once)", self.config.grace)
+                what = f"the {limit.place} of the lifespan gets" if limit.place else "running jobs get"
+                log.info("stopping: %s %g s (a second signal stops at once)", what, limit.grace)
                 self.stop()
+                limit.ask_to_stop()
             elif received == 2:
                 self.stop(now=True)
+                limit.end(limit.place)
             else:
                 os._exit(128 + number)
 

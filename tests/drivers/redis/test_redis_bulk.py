@@ -18,7 +18,7 @@ from bulk.stores import within
 from records import make_record
 from taskharbor.bulk import publish_staged, stage
 from taskharbor.bulk import store as bulk_store
-from taskharbor.bulk.cursors import HistoryGone
+from taskharbor.bulk.cursors import HistoryGone, StoreReplaced
 from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection, Table
@@ -26,7 +26,7 @@ from taskharbor.drivers.contract import Ack, Driver, QueueSettings
 from taskharbor.drivers.redis.library import RedisCall
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import RedisStore
-from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
+from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 from taskharbor_testkit.servers import RedisAt, RedisServer, shared_redis_cluster, with_fresh_prefix
 
@@ -220,7 +220,7 @@ def test_a_server_that_came_back_without_its_data_is_another_store(monkeypatch: 
         with pytest.raises(StagingLost, match="nothing was published"):
             store.publish(write, ["0.1"], now=2)
         add(server.url, 5)
-        with pytest.raises(InvalidRequest, match=r"lost all its data.*fresh checkpoint"):
+        with pytest.raises(StoreReplaced, match=r"lost all its data.*fresh checkpoint"):
             store.limited(cursor, store.latest(), rows=None)
 
 

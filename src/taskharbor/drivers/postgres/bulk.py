@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from msgspec.structs import astuple
 from psycopg import sql
 
-from taskharbor.bulk.cursors import HistoryGone
+from taskharbor.bulk.cursors import ANEW, HistoryGone, StoreReplaced
 from taskharbor.bulk.stage import StagingLost, chunked, series_of, wall_clock
 from taskharbor.bulk.store import BulkStore, run_sync
 from taskharbor.bulk.tables import SCHEMAS, Part, Selection, Table, fitted
@@ -37,7 +37,7 @@ from taskharbor.drivers.postgres.migrations import open_ready
 from taskharbor.drivers.postgres.options import PostgresOptions
 from taskharbor.drivers.postgres.rows import int_array, load, quoted, rule_values, text_array
 from taskharbor.drivers.records import STATES
-from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
+from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import JobRecord, JobState, Micros, Outcome
 from taskharbor.requests import AlikeJobs, new_id_head
 
@@ -184,15 +184,15 @@ class PostgresBulkStore(BulkStore):
     def limited(self, after: str, until: str, *, rows: int | None) -> str:
         first, last = parse_cursor(after), parse_cursor(until)
         if last <= first:
+            if last < first:
+                self._following(first)
             return after
         found = [] if rows is None else self._rows("limited", *astuple(first), *astuple(last), rows - 1)
         return str(Place(*found[0])) if found else until
 
     def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
         first, last = parse_cursor(after), parse_cursor(until)
-        if last <= first:
-            return []
-        following = self._following(first)
+        following = None if last == first else self._following(first)
         if following is None or following > last:
             return []
         edges = self._edges(following, last, parallelism)
@@ -203,7 +203,8 @@ class PostgresBulkStore(BulkStore):
         return [Part(table="attempts", bounds=bounds) for bounds in ranges]
 
     def _following(self, place: Place) -> Place | None:
-        """Return the first row after a cursor. Raises HistoryGone if rows were removed that the reader has not seen.
+        """Return the first row after a cursor. Raises HistoryGone if rows were removed that the reader has not seen, and
+        StoreReplaced if the store never wrote the cursor's row.
 
         Retention leaves a mark. Without a mark, there is one sign of removed rows: the cursor's own row is gone, numbers after it
         were given out, and the next row does not have the next number.
@@ -212,17 +213,17 @@ class PostgresBulkStore(BulkStore):
             "around", place.xid, place.seq
         )
         is_resumed, where = place.seq > 0, self._reader.options.place
-        if is_resumed and not has_begun:
-            raise InvalidRequest(
-                f"{where}: the cursor {place} is of a transaction that has not begun here yet: the store was put "
-                "back to an earlier time, or it is another one. Begin with a fresh checkpoint"
+        if is_resumed and (not has_begun or last_number < place.seq):
+            raise StoreReplaced(
+                f"{where}: the cursor {place} is of a row that this store has not written yet: it was put back to an earlier "
+                f"time or is another one. To read what came since, {ANEW}"
             )
         is_lost = not is_there and not is_mark and last_number > place.seq and seq != place.seq + 1
         if is_resumed and (is_passed or is_lost):
             raise HistoryGone(
                 f"{where}: rows of the attempt log after {place} were removed "
                 f"{'by retention ' if is_passed else ''}before this reader came to them. Keep the log longer (keep_attempts of "
-                "the queues), or begin with a fresh checkpoint"
+                f"the queues), or {ANEW}"
             )
         return None if xid is None else Place(xid, seq)
 

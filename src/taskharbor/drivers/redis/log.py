@@ -137,7 +137,7 @@ async def log_streams(store: RedisStore) -> LogState:
     queues = list(await store.queues())
     marks = await store.commands([("HMGET", store.keys(queue)["meta"], "row", "trimmed") for queue in queues])
     streams = [
-        LogStream(name=queue, queue=queue, last=int(last or 0), trimmed=int(trimmed or 0), is_dense=False)
+        LogStream(name=queue, queue=queue, last=int(last or 0), trimmed=int(trimmed or 0), is_timed=True)
         for queue, (last, trimmed) in zip(queues, marks, strict=True)
     ]
     return LogState(epoch.decode(), streams)

@@ -36,17 +36,22 @@ def audit(
 ) -> DataFrame:
     """Every violation of the guarantees that the log shows, as rows of `Violation`.
 
-    `attempts`: the columns of `bulk.tables.ATTEMPTS` and `source`. `stored`: the store of this log; without it `STORE_KINDS` are
-    not looked for. `limits`: source, queue, max_inflight and observed_at; without them W is not checked. `as_logged`: the same
-    rows before anybody dropped any as doubled.
+    `attempts`: the columns of `bulk.tables.ATTEMPTS` and `source`. Without `source` all rows are of one without a name. `stored`:
+    the store of this log; without it `STORE_KINDS` are not looked for. `limits`: source, queue, max_inflight and observed_at;
+    without them W is not checked. `as_logged`: the same rows before anybody dropped any as doubled.
     """
+    attempts = _named(attempts)
     found = [check(name, attempts) for name in ("rows", "lives", "keys", "ticks")]
-    found.append(check("numbers", attempts if as_logged is None else as_logged))
+    found.append(check("numbers", attempts if as_logged is None else _named(as_logged)))
     if limits is not None:
-        found.append(check("limits", attempts, limits=limits))
+        found.append(check("limits", attempts, limits=_named(limits)))
     if stored is not None:
         found.append(check_store(attempts, stored))
     return reduce(DataFrame.unionByName, found)
+
+
+def _named(rows: DataFrame) -> DataFrame:
+    return rows if "source" in rows.columns else rows.withColumn("source", F.lit(""))
 
 
 def audit_lake(
@@ -78,6 +83,9 @@ def audit_lake(
         with read_store(spark, url, source, waiting_limit) as stored:
             beside = check_store(attempts.where(F.col("source") == source), stored)
             result = summarise(violations.unionByName(beside), attempts, unchecked=stored.unchecked)
+        result = msgspec.structs.replace(
+            result, without_store=sorted(snapshot.record.totals.keys() - {source})
+        )
         # Rows that the lake does not have yet are read from the store. Had it removed some, a job could seem lost.
         with open_store(url) as store:
             store.between(snapshot.record.cursors[source], store.latest(), parallelism=1)
@@ -113,13 +121,15 @@ def audit_store(spark: SparkSession, url: str, *, waiting_limit: timedelta | Non
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
     """`rows` of the log were checked. `kinds` has the violations of each kind that was found, most first; `examples` has a few of
-    each, the earliest first. `unchecked` kinds were not looked for: they need a store, or a limit that was not given."""
+    each, the earliest first. `unchecked` kinds were not looked for: they need a store, or a limit that was not given.
+    `without_store`: the sources where `STORE_KINDS` were not looked for, if the store of another one was given."""
 
     rows: int
     jobs: int
     kinds: dict[str, int] = {}
     examples: list[Violation] = []
     unchecked: list[str] = []
+    without_store: list[str] = []
 
     @property
     def violations(self) -> int:
@@ -127,13 +137,15 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        return not self.kinds
+        """True if there was something to judge, and no violation."""
+        return self.rows > 0 and not self.kinds
 
 
 def summarise(violations: DataFrame, attempts: DataFrame, *, unchecked: Sequence[Kind] = ()) -> AuditResult:
     """Run the audit and count. The data that comes to the driver is bounded, whatever the number of violations."""
     # The earliest of each share instead of the earliest of all: one pass, nothing kept or sorted, and the very first is always
     # among them.
+    attempts = _named(attempts)
     share = F.pmod(F.hash("source", "job_id"), F.lit(_SHARES)).alias("share")
     first = ("at", "job_id")
     fields = F.struct(*first, *(name for name in Violation.__struct_fields__ if name not in first))

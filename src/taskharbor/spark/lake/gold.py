@@ -15,7 +15,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from taskharbor.jobs import SECOND, Outcome
+from taskharbor.jobs import SECOND, JobState, Outcome
 from taskharbor.lake.tables import CELL_NAMES, TALLY_NAMES
 from taskharbor.schedules import QUEUE
 from taskharbor.schedules.tick_ids import PATTERN
@@ -27,7 +27,6 @@ MINUTE_US = 60 * SECOND
 HOUR_US = 3600 * SECOND
 _BY_OUTCOME = {
     "completions": Outcome.DONE,
-    "failures": Outcome.DEAD,
     "retries": Outcome.RETRIED,
     "expiries": Outcome.EXPIRED,
     "releases": Outcome.RELEASED,
@@ -51,6 +50,8 @@ def attempt_cells(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
     ends = at == bucket_of(F.col("ended_at"), length_us)
     counted: dict[str, Column] = {
         "starts": starts,
+        # Its last lease may have ended in a failure, or expired.
+        "failures": ends & (F.col("state") == JobState.DEAD.value),
         "finished": ends & F.col("state").isin(*TERMINAL) & (F.col("outcome") != Outcome.REQUEUED.value),
         **{name: ends & (F.col("outcome") == outcome.value) for name, outcome in _BY_OUTCOME.items()},
     }

@@ -25,10 +25,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.bulk.store import open_store
-from taskharbor.bulk.tables import QUEUES, Part, Selection
+from taskharbor.bulk.tables import ATTEMPTS, INSTANT, QUEUES, Part, Selection
 from taskharbor.drivers.urls import shown_url
 from taskharbor.errors import InvalidRequest
-from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable, NoLake, RunRecord, Table
+from taskharbor.lake.delta import Lake, LakeChanged, LakeUnreadable, RunRecord, Table
 from taskharbor.lake.files import FACTS, File, read_files, write_files, write_table
 from taskharbor.lake.storage import LakePlace
 from taskharbor.lake.tables import BRONZE, TABLES
@@ -94,14 +94,15 @@ def run_pipeline(
 def reprocess(
     spark: SparkSession, lake: Lake, first: date, last: date, *, progress: Progress | None = None
 ) -> RunSummary:
-    """Compute these dates of silver and gold again from bronze. Raises LakeChanged if another run was first."""
+    """Compute these dates of silver and gold again from bronze. Raises LakeChanged if another run was first, and InvalidRequest
+    if no row ended on these dates and nothing is counted for them."""
     if first > last:
         raise InvalidRequest(f"{first}..{last} ends before it begins: give the earlier date first")
     steps, before = _Steps(spark, lake, progress), lake.record()
-    if not before.run:
-        raise NoLake(f"there is no lake in {lake}: `taskharbor pipeline run` makes one")
     steps.derive(before)
     dates = [first + timedelta(days=n) for n in range((last - first).days + 1)]
+    if not any(one.files(dates) for name, one in lake.tables().items() if name in (BRONZE, "gold.minutes")):
+        raise InvalidRequest(f"the lake {lake} has no rows of {first}..{last}: nothing was computed")
     facts = {"run": before.run + 1, "source": "", "at": datetime.now(UTC).isoformat(), "rows": 0}
     record = msgspec.structs.replace(before, **facts, again=True, is_unique=False, dates=dates, created=[])
     steps.begin(record)
@@ -460,6 +461,10 @@ class _Seen(msgspec.Struct):
     has_ticks: bool = False
 
 
+# The end of what Python and SQL have dates for.
+_LATEST = pa.scalar(datetime.max.replace(tzinfo=UTC), INSTANT)
+
+
 def _write_bronze(
     batches: Iterable[pa.RecordBatch], *, place: LakePlace, source: str, run: int, at: datetime
 ) -> Iterator[pa.RecordBatch]:
@@ -472,6 +477,10 @@ def _write_bronze(
         for batch in batches:
             if not batch.num_rows:
                 continue
+            for name in (field.name for field in ATTEMPTS if field.type == INSTANT):
+                if (far := pc.index(pc.greater(batch[name], _LATEST), True).as_py()) >= 0:
+                    which = f"row {batch['seq'][far]} of {source}, of queue {batch['queue'][far]}"
+                    raise InvalidRequest(f"{which}, has a {name} after the year 9999")
             days = {
                 name: pc.cast(batch[name], pa.date32()) for name in ("created_at", "reserved_at", "ended_at")
             }

@@ -65,6 +65,8 @@ def failures(data: ReportData) -> Section:
         f"{percent(retried, executions)} of {plural(executions, 'execution')} failed and were tried again; "
         f"{plural(expired, 'lease')} ran out; {plural(dead, 'job')} died."
     )
+    if dead > data.totals.dead:
+        lede += f" {count(data.totals.dead)} are dead now: the others were requeued since."
     series = [
         _counts("retried", "retried", flow.retries),
         _counts("expired", "leases expired", flow.expiries),
@@ -84,7 +86,8 @@ def backlog(data: ReportData) -> Section:
     lede = "Every job ended at once."
     if highest:
         at = data.timeline.moment(total.index(highest))
-        lede = f"At most {plural(highest, 'job')} had not ended, at {at}; {count(total[-1])} at the end."
+        lede = f"Counted at the end of each {_step_name(data.bucket_us)}: "
+        lede += f"at most {plural(highest, 'job')} had not ended, at {at}; {count(total[-1])} in the end."
     draw = partial(charts.area_chart, tall=162, buckets=data.timeline, series=series, unit="jobs not ended")
     return Section("Backlog", lede, [Figure([draw], series, HALF)])
 
@@ -94,9 +97,10 @@ def waiting(data: ReportData) -> Section:
     series = [Series(name, name, getattr(data.wait, name)) for name in ("p50", "p95", "p99")]
     series = [one for one in series if any(value is not None for value in one.values)]
     lede = (
-        f"From the time a job may run until it is taken: half within {duration(data.totals.wait_p50_us)}, "
-        f"95% within {duration(data.totals.wait_p95_us)}, 99% within {duration(data.totals.wait_p99_us)}. "
-        "Percentiles of up to 100 values are interpolated; of more they are the nearest recorded value."
+        f"From the time a job may run until it is taken: half within about {duration(data.totals.wait_p50_us)}, "
+        f"95% within about {duration(data.totals.wait_p95_us)}, 99% within about {duration(data.totals.wait_p99_us)}. "
+        "Percentiles of up to 100 values are interpolated; of more they are recorded values. Of more than 200 they are estimates:"
+        " as a rule, what is called 99% is between 97.7% and 100%."
     )
     draw = partial(charts.percentile_chart, tall=194, buckets=data.timeline, series=series)
     return Section("Waiting time", lede, [Figure([draw], series, HALF, "narrow")])
@@ -121,7 +125,7 @@ def run_time(data: ReportData) -> Section:
     slowest = max(data.run_times, key=lambda one: one.run_p95_us)
     lede = (
         "Median, 95th and 99th percentile of the time a lease was held, by type. "
-        f"The slowest is {slowest.type}: one in twenty took {duration(slowest.run_p95_us)} or more."
+        f"The slowest is {slowest.type}: one in twenty took about {duration(slowest.run_p95_us)} or more."
     )
     return Section("Run time", lede, [Figure([partial(charts.range_chart, times=data.run_times)])])
 

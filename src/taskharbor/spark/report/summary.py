@@ -60,8 +60,8 @@ def _numbers(data: ReportData) -> RenderableType:
     grid.add_row("jobs", jobs)
     grid.add_row("executions", f"{count(totals.executions)}: {tries}")
     waits = (totals.wait_p50_us, totals.wait_p95_us, totals.wait_p99_us)
-    grid.add_row("wait", "p50 {}, p95 {}, p99 {}".format(*map(duration, waits)))
-    grid.add_row("run", f"p50 {duration(totals.run_p50_us)}, p95 {duration(totals.run_p95_us)}")
+    grid.add_row("wait", "about p50 {}, p95 {}, p99 {}".format(*map(duration, waits)))
+    grid.add_row("run", f"about p50 {duration(totals.run_p50_us)}, p95 {duration(totals.run_p95_us)}")
     if data.waiting:
         grid.add_row("waiting", data.waiting_text)
     if data.quarantined:
@@ -71,14 +71,21 @@ def _numbers(data: ReportData) -> RenderableType:
 
 def _over_time(data: ReportData) -> RenderableType:
     flow, backlog, each = data.flow, data.total_backlog, f"per {duration(data.bucket_us)}"
+    died, dead = sum(data.flow.failures), data.totals.dead
+    died_note = f"{count(died)}, {count(dead)} of them dead now" if died > dead else count(died)
     waits = [value for value in data.wait.p95 if value is not None]
     rows: list[tuple[str, Sequence[float | None], str, str]] = [
         ("arrived", flow.arrivals, "white", f"at most {count(max(flow.arrivals, default=0))} {each}"),
         ("completed", flow.completions, "cyan", f"at most {count(max(flow.completions, default=0))} {each}"),
         ("retried", flow.retries, "yellow", count(sum(flow.retries))),
         ("expired", flow.expiries, "magenta", count(sum(flow.expiries))),
-        ("died", flow.failures, "red", count(sum(flow.failures))),
-        ("backlog", backlog, "blue", f"at most {count(max(backlog, default=0))}"),
+        ("died", flow.failures, "red", died_note),
+        (
+            "backlog",
+            backlog,
+            "blue",
+            f"at most {count(max(backlog, default=0))} at the end of {duration(data.bucket_us)}",
+        ),
         ("wait p95", data.wait.p95, "blue", f"at most {duration(max(waits, default=None))}"),
     ]
     grid = Table.grid("", "", "", padding=(0, 2))

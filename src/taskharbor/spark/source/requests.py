@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from taskharbor.codec import JSON
@@ -51,7 +52,7 @@ def _flags(value: Any) -> Any:
 
 # Types that the values of columns must have, and what to give.
 _KINDS: Final[dict[str, tuple[type, str]]] = {
-    "run_at": (datetime, "a timestamp"),
+    "run_at": (datetime, "a timestamp, such as to_timestamp(run_at)"),
     "update": (dict, "a struct with fields of UpdateFlags, such as struct('later' AS run_at)"),
 }
 # Columns that are fields.
@@ -150,6 +151,9 @@ class RowsToJobs:
         return fields
 
     def _payloads(self, batch: pa.RecordBatch, builder: RecordBuilder, codecs: Sequence[str]) -> list[bytes]:
+        if JSON.name in codecs:
+            for name in (PAYLOAD,) if self._objects is None else self._objects:
+                _check_finite(batch.column(name))
         if self._objects is not None:
             columns = [_values(batch.column(name)) for name in self._objects]
             rows = _objects(self._objects, columns, batch.num_rows, are_json=set(codecs) == {JSON.name})
@@ -188,6 +192,18 @@ def _option(name: str, text: str) -> Any:
 def _values(column: Any) -> list[Any]:
     values: list[Any] = column.to_pylist(maps_as_pydicts="lossy" if kinds.is_nested(column.type) else None)
     return values
+
+
+def _check_finite(column: Any) -> None:
+    """JSON would have a null for it without a word."""
+    if kinds.is_floating(column.type):
+        if pc.all(pc.is_finite(column)).as_py() is False:
+            raise CodecError(
+                "JSON has no NaN and no infinity: make them null, or name another codec, such as msgpack"
+            )
+    elif kinds.is_nested(column.type):
+        for inner in column.flatten() if kinds.is_struct(column.type) else [column.flatten()]:
+            _check_finite(inner)
 
 
 def _codec(fields: Mapping[str, Any], builder: RecordBuilder) -> str:

@@ -187,22 +187,31 @@ def _places_of_violations(plan: HistoryPlan) -> dict[int, list[Kind]]:
 
 def write_parquet(
     spark: SparkSession, folder: Path, *, rows: int, days: int, seed: int, violations: int
-) -> int:
-    """Makes `attempts`, `queues`, `jobs` and `planted` below the folder; how many violations were planted."""
+) -> tuple[int, int]:
+    """Makes `attempts`, `queues`, `jobs` and `planted` below the folder; how many attempts, and violations planted."""
     attempts, planted, jobs = generate_with_store(
         spark, rows=rows, seed=seed, days=days, violations=violations
     )
     queues = queues_table(spark, rows=rows, days=days)
     for name, frame in (("attempts", attempts), ("queues", queues), ("jobs", jobs), ("planted", planted)):
         frame.write.mode("errorifexists").parquet(str(folder / name))
-    return spark.read.schema(planted.schema).parquet(str(folder / "planted")).count()
+    made, there = (
+        spark.read.schema(frame.schema).parquet(str(folder / name)).count()
+        for name, frame in (("attempts", attempts), ("planted", planted))
+    )
+    return made, there
 
 
-def fill_lake(spark: SparkSession, place: str, *, rows: int, days: int, seed: int, violations: int) -> int:
-    """One run of the pipeline over it. Every seed is a source of its own, so that several fit into one lake."""
+def fill_lake(
+    spark: SparkSession, place: str, *, rows: int, days: int, seed: int, violations: int
+) -> tuple[int, int, int]:
+    """One run of the pipeline over it. Every seed is a source of its own, so that several fit into one lake.
+
+    Rows of the log, those of them in quarantine, and violations that were planted.
+    """
     from taskharbor.spark.lake import Lake, run_pipeline
 
     attempts, planted = generate(spark, rows=rows, seed=seed, days=days, violations=violations)
     queues = queues_table(spark, rows=rows, days=days)
-    run_pipeline(spark, Lake(place), attempts, name=f"history-{seed}", queues=queues)
-    return planted.count() if violations else 0
+    done = run_pipeline(spark, Lake(place), attempts, name=f"history-{seed}", queues=queues)
+    return done.rows_read, sum(done.quarantined.values()), planted.count() if violations else 0
