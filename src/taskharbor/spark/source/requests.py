@@ -201,6 +201,8 @@ def _check_finite(column: Any) -> None:
             raise CodecError(
                 "JSON has no NaN and no infinity: make them null, or name another codec, such as msgpack"
             )
+    elif kinds.is_map(column.type):
+        _check_finite(column.items)
     elif kinds.is_nested(column.type):
         for inner in column.flatten() if kinds.is_struct(column.type) else [column.flatten()]:
             _check_finite(inner)
