@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import polars
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner
@@ -291,6 +293,31 @@ def test_duckdb_polars_and_spark_read_the_same(spark: SparkSession, runs: Runs) 
             ]
             assert rows[0] == rows[1] == rows[2], name
             assert rows[0].total() == table.rows
+
+
+def test_a_reader_that_skips_files_by_their_bounds_finds_every_row(runs: Runs) -> None:
+    for name in TABLES:
+        delta = runs.whole.table(name).delta
+        assert delta is not None
+        dataset = delta.to_pyarrow_dataset()
+        for column, values in zip(dataset.schema.names, dataset.to_table().columns, strict=True):
+            for value in values.unique().drop_null()[:3]:
+                if not pa.types.is_nested(value.type) and not pa.types.is_binary(value.type):
+                    wanted = pc.sum(pc.equal(values, value)).as_py()
+                    assert dataset.count_rows(filter=pc.field(column) == value) == wanted, f"{name}.{column}"
+        assert dataset.schema.names
+
+
+@pytest.mark.parametrize("text", ["", "done", "x" * 64, "é" * 65, "\U0010fffe" * 70, "long " * 2000])
+def test_bounds_of_texts_hold_whatever_their_length(text: str, tmp_path: Path) -> None:
+    place = Lake(str(tmp_path / "lake")).place
+    rows = pa.table({"source": [text, "m"]})
+    (file,) = write_table(rows, place, "bronze.attempts")
+    found = msgspec.json.decode(file.stats)
+    low, high = found["minValues"]["source"], found["maxValues"]["source"]
+    assert low <= min(text, "m")
+    assert max(text, "m") <= high
+    assert len(high) <= 65
 
 
 def test_a_query_says_which_file_is_damaged_and_which_table_is_gone(runs: Runs, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from datetime import date, datetime
+from datetime import date
 from typing import Any, NamedTuple
 
 import msgspec
@@ -129,8 +129,13 @@ class _Open:
         return File(self._path, day, metadata.num_rows, size, _statistics(metadata))
 
 
+# The most characters of a bound of texts, and a text that comes after all others.
+_LONGEST_BOUND = 64
+_LAST = "\U0010ffff"
+
+
 def _statistics(metadata: Any) -> str:
-    """Return the count, and the bounds of whole numbers and instants, as Delta writes them."""
+    """Return the count and the bounds as Delta writes them. Readers take a missing bound for null, and find nothing."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -140,8 +145,13 @@ def _statistics(metadata: Any) -> str:
             if found is None:
                 continue
             nulls[name] = nulls.get(name, 0) + found.null_count
-            if found.has_min_max and isinstance(found.min, int | datetime):
-                low[name] = min(low.get(name, found.min), found.min)
-                high[name] = max(high.get(name, found.max), found.max)
+            least, most = (found.min, found.max) if found.has_min_max else (None, None)
+            if found.num_values and found.logical_type.type == "STRING":
+                # Parquet leaves out long bounds.
+                least, most = (least or "")[:_LONGEST_BOUND], _LAST if most is None else most
+                most = most if len(most) <= _LONGEST_BOUND else most[:_LONGEST_BOUND] + _LAST
+            if isinstance(least, int | float | date | str):
+                low[name] = min(low.get(name, least), least)
+                high[name] = max(high.get(name, most), most)
     written = {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
     return msgspec.json.encode(written).decode()
