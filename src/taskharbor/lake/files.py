@@ -145,7 +145,8 @@ def _statistics(metadata: Any) -> str:
             if found is None:
                 continue
             nulls[name] = nulls.get(name, 0) + found.null_count
-            least, most = (found.min, found.max) if found.has_min_max else (None, None)
+            least: Any = found.min if found.has_min_max else None
+            most: Any = found.max if found.has_min_max else None
             if found.num_values and found.logical_type.type == "STRING":
                 # Parquet leaves out long bounds.
                 least, most = (least or "")[:_LONGEST_BOUND], _LAST if most is None else most
