@@ -144,6 +144,8 @@ class FaultProxy(Closing):
         if not self._loop.is_closed():
             self._do(self._stop_listening)
             self._do(self._cut)
+            # One more turn: transports that were aborted close themselves in it.
+            self._do(lambda: asyncio.sleep(0))
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
