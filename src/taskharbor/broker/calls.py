@@ -198,7 +198,7 @@ class CallersDriver(Driver):
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        raise NotImplementedError
+        raise NotImplementedError("it is made for a caller, and not by a URL")
 
     def clone(self) -> Self:
         return self

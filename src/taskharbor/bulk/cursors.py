@@ -18,7 +18,7 @@ class StoreReplaced(TaskHarborError):
     """The store is not the one that a reader of the attempt log has read, or was put back to an earlier time."""
 
 
-# What helps a reader that cannot go on.
+# The advice for a reader that cannot go on.
 ANEW = "begin anew: a stream with a fresh checkpoint, the pipeline with a new lake"
 
 

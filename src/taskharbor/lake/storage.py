@@ -17,7 +17,7 @@ _METADATA = ("169.254.169.254", "metadata.google.internal")
 
 
 def plain_failure(error: object) -> str:
-    """What an object store's library says in coloured lines, as one sentence."""
+    """Turn the coloured lines of an object store's library into one sentence."""
     text = re.sub(r"\x1b\[\d*m|\u21b3", "", str(error)).strip()
     if any(host in text for host in _METADATA):
         return "the object store is reached without credentials: give them in the environment of every process, or in the URL"

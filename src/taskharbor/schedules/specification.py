@@ -279,7 +279,7 @@ class Reading:
         self.stored = stored
         self.spec = spec = stored.spec
         us = {field: round((getattr(spec, field) or 0) * SECOND) for field in _DURATIONS}
-        # Whoever may enqueue can store anything in the queue of the schedules.
+        # Every producer can store anything in the queue of the schedules.
         _check(spec.queue not in ("", None, QUEUE), f"queue {spec.queue!r} cannot have its jobs")
         _check(spec.cron or us["every"] >= SECOND, f"every {spec.every!r}: at least 1 second")
         _check(len(spec.cron or ()) <= MOST_EXPRESSIONS, f"more than {MOST_EXPRESSIONS} expressions")

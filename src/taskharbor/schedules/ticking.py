@@ -76,7 +76,7 @@ async def tick(driver: Driver, now: Micros, worker: str, clock: Clock | None = N
         for one in batch:
             one.jobs = []
         steps += batch
-        # What is left waits for the next call: the releases must not come after the leases.
+        # The other schedules wait for the next call: releases must not come after the leases.
         if len(leased) < size or (clock is not None and clock.now() > now + LEASE // 3):
             break
     ends = [one.settlement for one in steps if not one.error and one.settlement is not None]

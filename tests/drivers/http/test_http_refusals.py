@@ -185,7 +185,7 @@ def test_every_refusal_of_a_broker_has_a_meaning(code: str) -> None:
     named = {"schema_mismatch": SchemaMismatch, "job_damaged": JobDamaged}
     assert type(found) is named.get(code, other)
     assert getattr(found, "pause", None) == (0.5 if status == 429 else None)
-    # What a driver says of bad input or of a damaged job arrives as it was said.
+    # A message of a driver about bad input or a damaged job arrives unchanged.
     assert (str(found) == "so it is") == (code in {"invalid_request", "job_damaged"})
 
 
